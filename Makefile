@@ -1,0 +1,43 @@
+# `make demo` and `make test` do all the set-up on a fresh machine.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Pins of everything that is installed, torch first: a range would bring gigabytes of CUDA packages.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test test-slow lint format bench clean
+
+demo: $(VENV)/.demo  ## dense against SMYRF on a real pretrained encoder, and a short benchmark
+	$(BIN)/smyrf demo --output demo
+
+test: $(VENV)/.test  ## all tests but the slow ones, doctests included
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+
+test-slow: $(VENV)/.test
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.demo  ## the paper's two profiling experiments; takes about half an hour
+	$(BIN)/smyrf bench --preset batch1 --json benchmarks/results/batch1.json --plot benchmarks/results/batch1
+	$(BIN)/smyrf bench --preset fixed-tokens --json benchmarks/results/fixed-tokens.json --plot benchmarks/results/fixed-tokens
+
+$(VENV)/bin/python:
+	@echo "creating the environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing smyrf[$*] (a few minutes the first time)"
+	@$(PIP) torch
+	@$(PIP) --editable ".[$*]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

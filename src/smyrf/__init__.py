@@ -1,0 +1,8 @@
+"""SMYRF: attention in O(N log N) for models that already exist."""
+
+from smyrf import nn
+from smyrf.attention import attention
+from smyrf.methods import Dense, Smyrf
+
+__all__ = ["Dense", "Smyrf", "attention", "nn"]
+__version__ = "0.1.0"

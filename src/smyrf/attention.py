@@ -1,0 +1,158 @@
+"""`attention`: the function under everything, with the conventions of PyTorch's own.
+
+Shapes: "…" any leading axes, N queries, M keys, D width, E value width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from smyrf.causal import causal_groups
+from smyrf.clustering import cluster
+from smyrf.kernels import BACKENDS, attend
+from smyrf.methods import Dense, Method, check_method
+from smyrf.seeds import check_generator, draw_seed
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    method: Method,
+    key_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    generator: torch.Generator | int | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """softmax(scale · q kᵀ) v, exactly or by the given method.
+
+    Args:
+        q: ``(…, heads, N, D)``.
+        k: ``(…, kv_heads, M, D)``.
+        v: ``(…, kv_heads, M, E)``.
+        method: `smyrf.Smyrf` or `smyrf.Dense`.
+        key_mask: ``(…, M)`` bool without the axis of heads, True = may be attended to. A masked key has
+            weight zero, whatever is in it; where all are masked the output is zero.
+        is_causal: query i sees keys j <= i, position 0 of both aligned.
+        scale: of the scores; D ** -0.5 by default (the paper's formulas have 1).
+        dropout_p: share of the attention weights that is dropped, always, as in PyTorch's function.
+        enable_gqa: allow `heads` to be a multiple of `kv_heads`.
+        generator: a seed or a generator makes clusters and dropout repeatable; None uses PyTorch's own.
+            The same seed gives the same result for a row whatever the batch around it (dropout apart).
+        backend: None for the best that is there, or "reference" or "torch".
+
+    Returns:
+        ``(…, heads, N, E)``, in the dtype of `v`.
+
+    Example:
+        >>> import torch, smyrf
+        >>> q, k, v = torch.randn(3, 2, 4, 1000, 16).unbind()
+        >>> smyrf.attention(q, k, v, method=smyrf.Smyrf(n_hashes=4, cluster_size=64)).shape
+        torch.Size([2, 4, 1000, 16])
+        >>> exact = smyrf.attention(q, k, v, method=smyrf.Smyrf(cluster_size=1000))  # one cluster
+        >>> dense = smyrf.attention(q, k, v, method=smyrf.Dense())
+        >>> torch.allclose(exact, dense, atol=1e-5)
+        True
+
+    References:
+        Daras, Odena, Kitaev, Dimakis: SMYRF: Efficient Attention using Asymmetric Clustering, 2020.
+    """
+    check_method(method)
+    _check_tensors(q, k, v, key_mask, enable_gqa)
+    _check_numbers(scale, dropout_p, backend)
+    check_generator(generator)
+
+    device = q.device.type
+    if torch.is_autocast_enabled(device):  # as for PyTorch's function, which is on autocast's list
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
+
+    lead = q.shape[:-2]  # (…, heads)
+    q, k, v = (_four_axes(x) for x in (q, k, v))  # (batch, heads, N, D), (batch, kv_heads, M, D or E)
+    if key_mask is not None:
+        key_mask = key_mask.reshape(-1, key_mask.shape[-1])  # (batch, M)
+        # Weight zero times NaN is NaN: what must not count is taken out before it is multiplied.
+        hidden = ~key_mask[:, None, :, None]  # (batch, 1, M, 1)
+        k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
+
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if scale <= 0.0:  # PyTorch's function multiplies its -inf by it, or takes its root
+        q, scale = q * scale, 1.0
+    exact = isinstance(method, Dense) or method.n_clusters(q.shape[2], k.shape[2]) == 1
+    # PyTorch's function has no causal mask together with a key mask except as an N × M matrix, and takes
+    # no generator for its dropout; there, and where a backend is asked for, exact attention is a list too.
+    asked = backend is not None or (dropout_p > 0.0 and generator is not None)
+    if q.numel() == 0 or (exact and not asked and not (is_causal and key_mask is not None)):
+        mask = None if key_mask is None else key_mask[:, None, None]  # (batch, 1, 1, M)
+        gqa = q.shape[1] != k.shape[1]
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
+    else:
+        seed = draw_seed(generator)
+        make = causal_groups if is_causal else cluster
+        groups = make(q, k, method, seed=seed, scale=scale, key_mask=key_mask)
+        out, _ = attend(q, k, v, groups, scale=scale, dropout_p=dropout_p, seed=seed, backend=backend)
+    return out.reshape(*lead, *out.shape[-2:])
+
+
+def _four_axes(x: Tensor) -> Tensor:
+    """``(…, heads, N, D)`` → ``(batch, heads, N, D)``."""
+    if x.dim() == 2:
+        return x[None, None]
+    return x.reshape(-1, *x.shape[-3:])
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, enable_gqa: bool) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(x).__name__}")
+        if not x.dtype.is_floating_point:
+            raise TypeError(f"{name} must be of a floating dtype, not {x.dtype}")
+        if x.dim() < 2:
+            raise ValueError(f"{name} must have at least two axes (length, width), not the shape {tuple(x.shape)}")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} but q is on {q.device}")
+        if 0 in x.shape[-2:]:
+            raise ValueError(f"{name} has the shape {tuple(x.shape)}: its length and width must not be zero")
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.dim() == k.dim() == v.dim():
+        raise ValueError(f"q, k and v must have the same number of axes: {shapes}")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q and k must have the same width: {shapes}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"k and v must agree in all axes but the last: {shapes}")
+    if q.shape[:-3] != k.shape[:-3]:
+        raise ValueError(f"q and k must have the same leading axes: {shapes}")
+    if q.dim() > 2 and q.shape[-3] != k.shape[-3]:
+        if not enable_gqa:
+            raise ValueError(f"q and k must have the same number of heads unless enable_gqa=True: {shapes}")
+        if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
+            raise ValueError(f"with enable_gqa=True the heads of q must be a multiple of those of k: {shapes}")
+    if key_mask is None:
+        return
+    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
+        kind = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
+        raise TypeError(f"key_mask must be a bool tensor (True = may be attended to), not {kind}")
+    expected = (*q.shape[:-3], k.shape[-2])
+    if key_mask.shape != expected:
+        raise ValueError(f"key_mask has the shape {tuple(key_mask.shape)}, but {tuple(expected)} is needed: {shapes}")
+    if key_mask.device != q.device:
+        raise ValueError(f"key_mask is on {key_mask.device} but q is on {q.device}")
+
+
+def _check_numbers(scale: float | None, dropout_p: float, backend: str | None) -> None:
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"{scale=} must be finite")
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"{dropout_p=} must be in [0, 1]")
+    if backend is not None and backend not in BACKENDS:
+        raise ValueError(f"{backend=} must be None or one of {', '.join(BACKENDS)}")

@@ -1,0 +1,133 @@
+"""Causal attention by recursive halving, as lists of groups.
+
+A causal problem is two causal problems of half its length and one plain problem between them, in which
+the queries of the second half attend to the keys of the first. Unrolled, that is one list of exact
+causal blocks on the diagonal, and one set of lists per level, where all plain problems of a level have
+the same size and are clustered together. All lists form one softmax, so nothing else is needed.
+
+Keys and values after position i never reach output i. The *boundaries* of clusters may depend on later
+queries of the same block.
+
+Shapes: batch, heads, N queries, M keys, P plain problems of a level, each of ≤ n queries and m keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from smyrf.clustering import cluster
+from smyrf.groups import Groups
+from smyrf.methods import Method
+
+# Blocks of the diagonal up to this length are exact.
+BASE_LENGTH = 256
+
+
+def causal_groups(
+    q: Tensor,
+    k: Tensor,
+    method: Method,
+    *,
+    seed: Tensor,
+    scale: float,
+    key_mask: Tensor | None = None,
+) -> list[Groups]:
+    """Lists in which query i meets keys j <= i alone, itself included.
+
+    As in ``F.scaled_dot_product_attention``, position 0 of the queries is position 0 of the keys: with
+    more queries than keys the last queries see all keys, with fewer the last keys are seen by none.
+
+    Args:
+        q: ``(batch, heads, N, D)``.
+        k: ``(batch, kv_heads, M, D)``.
+        key_mask: ``(batch, M)`` bool, True = may be attended to.
+
+    Example:
+        >>> import torch
+        >>> from smyrf import Smyrf
+        >>> x = torch.randn(1, 1, 1000, 8)
+        >>> lists = causal_groups(x, x, Smyrf(2, 32), seed=torch.tensor(0), scale=1.0)
+        >>> [(g.causal, g.shape) for g in lists]  # 4 blocks, then levels of 250 and of 500
+        [(True, (1, 4, 250, 250)), (False, (1, 16, 32, 32)), (False, (1, 16, 32, 32)), (False, (1, 16, 32, 32)), (False, (1, 16, 32, 32))]
+    """
+    batch, heads, n_queries, _ = q.shape
+    n_keys = k.shape[2]
+    length = min(n_queries, n_keys)
+    n_blocks = 1
+    while n_blocks * BASE_LENGTH < length:
+        n_blocks *= 2
+    edges = [i * length // n_blocks for i in range(n_blocks + 1)]
+
+    diagonal = _ranges(edges[:-1], edges[1:], q.device)  # (P, n)
+    keys = diagonal.expand(batch * heads, -1, -1)
+    if key_mask is not None:
+        visible = key_mask[:, diagonal.clamp(min=0)] & (diagonal >= 0)  # (batch, P, n)
+        keys = keys.masked_fill(~visible.repeat_interleave(heads, dim=0), -1)
+    lists = [Groups(queries=diagonal.expand(batch * heads, -1, -1), keys=keys, causal=True)]
+
+    plain = []  # pairs of (queries, keys), each (P, n)
+    stride = 1
+    while stride < n_blocks:
+        first, middle, last = edges[0 : -1 : 2 * stride], edges[stride :: 2 * stride], edges[2 * stride :: 2 * stride]
+        plain.append((_ranges(middle, last, q.device), _ranges(first, middle, q.device)))
+        stride *= 2
+    if n_queries > n_keys:
+        plain.append((_ranges([n_keys], [n_queries], q.device), _ranges([0], [n_keys], q.device)))
+    for queries_of, keys_of in plain:
+        lists += _between(q, k, queries_of, keys_of, method, seed=seed, scale=scale, key_mask=key_mask)
+    return lists
+
+
+def _ranges(first: list[int], last: list[int], device: torch.device) -> Tensor:
+    """Rows first[i] … last[i] − 1, filled up with -1 to one length."""
+    start = torch.tensor(first, device=device)[:, None]
+    size = torch.tensor(last, device=device)[:, None] - start
+    offset = torch.arange(max(b - a for a, b in zip(first, last, strict=True)), device=device)
+    return (start + offset).masked_fill(offset >= size, -1)
+
+
+def _between(
+    q: Tensor,
+    k: Tensor,
+    queries_of: Tensor,
+    keys_of: Tensor,
+    method: Method,
+    *,
+    seed: Tensor,
+    scale: float,
+    key_mask: Tensor | None,
+) -> list[Groups]:
+    """Cluster P plain problems, the queries ``(P, n)`` against the keys ``(P, m)``, all at once."""
+    batch, heads = q.shape[:2]
+    n_problems = len(queries_of)
+    with torch.no_grad():
+        part_q = q[:, :, queries_of.clamp(min=0)].transpose(1, 2).flatten(0, 1)  # (batch·P, heads, n, D)
+        part_k = k[:, :, keys_of.clamp(min=0)].transpose(1, 2).flatten(0, 1)  # (batch·P, kv_heads, m, D)
+    mask = (keys_of >= 0).expand(batch, -1, -1)  # (batch, P, m)
+    if key_mask is not None:
+        mask = mask & key_mask[:, keys_of.clamp(min=0)]
+    rounds = cluster(part_q, part_k, method, seed=seed, scale=scale, key_mask=mask.flatten(0, 1))
+
+    def rearrange(x: Tensor) -> Tensor:
+        """(batch·P·heads, L, …) → (batch·heads, P·L, …)."""
+        by_problem = x.unflatten(0, (batch, n_problems, heads)).transpose(1, 2)  # (batch, heads, P, L, …)
+        return by_problem.flatten(0, 1).flatten(1, 2)
+
+    def relabel(local: Tensor, whole: Tensor) -> Tensor:
+        """Positions within a problem → positions in the sequence; empty stays empty."""
+        problem = torch.arange(n_problems, device=whole.device)[:, None, None]  # (P, 1, 1)
+        by_row = local.unflatten(0, (batch, n_problems, heads)).transpose(1, 2)  # (batch, heads, P, L, C)
+        return whole[problem, by_row.clamp(min=0)].masked_fill(by_row < 0, -1).flatten(0, 1).flatten(1, 2)
+
+    return [
+        replace(
+            groups,
+            queries=relabel(groups.queries, queries_of),
+            keys=relabel(groups.keys, keys_of),
+            repeats=None if groups.repeats is None else rearrange(groups.repeats),
+        )
+        for groups in rounds
+    ]

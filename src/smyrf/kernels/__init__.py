@@ -1,0 +1,79 @@
+"""Kernels: every method ends in one primitive, ``attend(q, k, v, groups) -> (out, lse)``.
+
+A backend is a function with the keyword arguments of `smyrf.kernels.reference.attend`. The rules that
+backends obey: all lists form one softmax; results equal the reference's to rounding, gradients too; a
+query without keys gives 0 and -inf; no dependency beyond O(N) on the length. A new one is one more
+line in `BACKENDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from smyrf.groups import Groups
+from smyrf.kernels import reference, torch_backend
+
+
+class Backend(Protocol):
+    """The signature of a backend."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        groups: Sequence[Groups],
+        *,
+        scale: float,
+        dropout_p: float,
+        seed: Tensor | None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+BACKENDS: dict[str, Backend] = {
+    "reference": reference.attend,
+    "torch": torch_backend.attend,
+}
+DEFAULT_BACKEND = "torch"
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    groups: Sequence[Groups],
+    *,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of each query to the keys of its groups, as one softmax over all lists.
+
+    Args:
+        q: ``(batch, heads, N, D)``.
+        k: ``(batch, kv_heads, M, D)``; head h uses key head h · kv_heads // heads.
+        v: ``(batch, kv_heads, M, E)``.
+        groups: lists of groups, each with batch · heads rows.
+        scale: of the scores; D ** -0.5 by default.
+        dropout_p: share of the weights that is dropped; needs a `seed`.
+        seed: ``()`` int64 on the CPU.
+        backend: one of `BACKENDS`, or None for the best that is there.
+
+    Returns:
+        the output ``(batch, heads, N, E)`` and the log-sum-exp of each query's scores ``(batch, heads,
+        N)``, float32 or wider and without gradient; 0 and -inf for a query without keys.
+
+    Example:
+        >>> import torch
+        >>> from smyrf.groups import all_pairs
+        >>> q, k, v = torch.randn(3, 2, 4, 7, 5).unbind()
+        >>> out, lse = attend(q, k, v, [all_pairs(8, 7, 7, None, q.device)])
+        >>> torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=1e-5)
+        True
+    """
+    run = BACKENDS[backend or DEFAULT_BACKEND]
+    return run(q, k, v, groups, scale=q.shape[-1] ** -0.5 if scale is None else scale, dropout_p=dropout_p, seed=seed)

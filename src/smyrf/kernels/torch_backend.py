@@ -1,0 +1,211 @@
+"""`attend` on PyTorch's own operators: O(N) memory, exact gradients, any strides.
+
+Forward walks over the lists and, inside a list, over chunks of groups: gather the rows, attend, and
+merge the result in place into one running output and log-sum-exp per query. Backward walks the same
+way and recomputes each chunk with the merged log-sum-exp. Neither holds more than one chunk beside
+its results. Both are custom operators, so that `torch.compile` sees one node with a known shape.
+
+Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query and S
+        key slots per group, F extra keys, G groups in a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smyrf.groups import Extra, Groups, pack, unpack
+from smyrf.kernels import within
+from smyrf.kernels.chunks import Rows, Walk, units
+from smyrf.kernels.workspace import Workspace, workspace
+
+# Queries whose rounds are merged at once.
+MERGE_ROWS = 1 << 13
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    groups: Sequence[Groups],
+    *,
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    tensors, layout = pack(groups)
+    return _attend(q, k, v, tensors, layout, scale, dropout_p, seed)
+
+
+@torch.library.custom_op("smyrf::attend", mutates_args=())
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: Sequence[Tensor],
+    layout: Sequence[int],
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    wide, (batch, heads, n_queries, _) = torch.promote_types(q.dtype, torch.float32), q.shape
+    out = q.new_empty((batch * heads, n_queries, v.shape[-1]), dtype=wide)  # (B, N, E)
+    lse = q.new_empty((batch * heads, n_queries), dtype=wide)  # (B, N)
+    vectors, lists = (Rows(q), Rows(k), Rows(v)), unpack(tensors, layout)
+    with workspace(q.device) as scratch:
+        for unit in units(lists):
+            walk = Walk(vectors, lists, unit, scale=scale, dropout_p=dropout_p, seed=seed, scratch=scratch)
+            # One slot more than there are: what a query finds that stands in none.
+            o = scratch.get("o", (walk.n_slots + 1, v.shape[-1]), wide)  # Σ exp(S − base) v
+            s = scratch.get("s", (2, walk.n_slots + 1), wide)  # log-sum-exps and bases
+            o[-1] = 0.0
+            s[:, -1] = -torch.inf
+            o_groups, s_groups = o[:-1].view(-1, walk.slots, o.shape[-1]), s[:, :-1].view(2, -1, walk.slots)
+            for part in walk.chunks():
+                within.forward(walk.block(part), o_groups[part], s_groups[0, part], s_groups[1, part], scratch)
+            first = unit.lists.start == 0
+            _merge(out[unit.rows].flatten(0, 1), lse[unit.rows].flatten(), o, s, walk.slot, scratch, first=first)
+    return out.view(*q.shape[:3], -1).to(q.dtype), lse.view(q.shape[:3])
+
+
+@_attend.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty((*q.shape[:3], v.shape[-1])), q.new_empty(q.shape[:3], dtype=wide)
+
+
+@torch.library.custom_op("smyrf::attend_backward", mutates_args=())
+def _attend_backward(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: Sequence[Tensor],
+    layout: Sequence[int],
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> list[Tensor]:
+    """Gradients of q, k and v, then of those `tensors` that are not indices."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    inputs = [q, k, v, *_differentiable(tensors)]
+    grads = [x.new_zeros(x.shape, dtype=wide) for x in inputs]
+    dq, dk, dv = (x.view(-1, x.shape[-1]) for x in grads[:3])  # (B·N, D), (B·M, D), (B·M, E)
+    lists = unpack(tensors, layout)
+    of_extras = iter(grads[3:])
+    dextras = [g.extra and Extra(next(of_extras), next(of_extras), next(of_extras)) for g in lists]
+    grad_rows, out_rows = grad.reshape(-1, grad.shape[-1]), out.reshape(-1, out.shape[-1])  # (B·N, E)
+    delta = (grad_rows * out_rows).sum(-1, dtype=wide)  # (B·N,)
+    # A query without any key has no weights: exp(S − inf) is zero, where exp(S + inf) would not be.
+    lse_rows = lse.flatten().masked_fill(lse.flatten() == -torch.inf, torch.inf)  # (B·N,)
+
+    vectors = Rows(q), Rows(k), Rows(v)
+    with workspace(q.device) as scratch:
+        for unit in units(lists):
+            walk = Walk(vectors, lists, unit, scale=scale, dropout_p=dropout_p, seed=seed, scratch=scratch)
+            of_slots = scratch.get("dq of slots", (walk.n_slots + 1, dq.shape[-1]), wide)
+            of_slots[-1] = 0.0
+            dq_groups = of_slots[:-1].view(-1, walk.slots, dq.shape[-1])
+            dextra = dextras[unit.lists.start]
+            for part in walk.chunks():
+                block, rows, key_rows, empty = (
+                    walk.block(part),
+                    walk.query_rows(part),
+                    walk.key_rows(part),
+                    walk.empty(part),
+                )
+                g = walk.gather("grad", grad_rows, rows)  # (G·C, E)
+                s = lse_rows[rows]  # (G·C,)
+                if empty is not None:
+                    g.masked_fill_(empty[:, None], 0.0)
+                    s.masked_fill_(empty, torch.inf)
+                o = walk.gather("out", out_rows, rows) if walk.fused else g  # read by the fused form alone
+                slots = block.q.shape[:2]
+                cq, ck, cv, cbias = within.backward(
+                    block, g.view(*slots, -1), o.view(*slots, -1), s.view(slots), delta[rows].view(slots), scratch
+                )
+                dq_groups[part] = cq
+                dk.index_add_(0, key_rows, ck[:, : walk.size].flatten(0, 1).to(wide))
+                dv.index_add_(0, key_rows, cv[:, : walk.size].flatten(0, 1).to(wide))
+                if dextra is not None:
+                    assert cbias is not None
+                    for total, own in zip(dextra, (ck[:, walk.size :], cv[:, walk.size :], cbias), strict=True):
+                        total[unit.rows].flatten(0, 1)[part] = own.to(wide)
+            here = slice(unit.rows.start * q.shape[2], unit.rows.stop * q.shape[2])
+            for slot in walk.slot:  # one list after the other
+                part = scratch.get("dq", (len(slot), dq.shape[-1]), wide)
+                dq[here] += torch.index_select(of_slots, 0, slot, out=part)
+    return [d.to(x.dtype) for d, x in zip(grads, inputs, strict=True)]
+
+
+@_attend_backward.register_fake
+def _(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: Sequence[Tensor],
+    *_: Any,
+) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in (q, k, v, *_differentiable(tensors))]
+
+
+def _differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [x for x in tensors if x.dtype.is_floating_point]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, tensors, ctx.layout, ctx.scale, ctx.dropout_p, seed = inputs
+    ctx.save_for_backward(*output, q, k, v, *tensors, seed)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    out, lse, q, k, v, *tensors, seed = ctx.saved_tensors
+    dq, dk, dv, *rest = _attend_backward(grad, out, lse, q, k, v, tensors, ctx.layout, ctx.scale, ctx.dropout_p, seed)
+    of_tensors = iter(rest)
+    dtensors = [next(of_tensors) if x.dtype.is_floating_point else None for x in tensors]
+    return dq, dk, dv, dtensors, None, None, None, None
+
+
+_attend.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+def _merge(out: Tensor, lse: Tensor, o: Tensor, s: Tensor, slot: Tensor, scratch: Workspace, *, first: bool) -> None:
+    """Eq. 9 in place: results of further lists, weighted by their shares of the softmax mass.
+
+    Args:
+        out, lse: ``(R·N, E)`` and ``(R·N,)``, merged so far; with `first`, of any content.
+        o: ``(slots + 1, E)``, Σ exp(S − base) v of P lists.
+        s: ``(2, slots + 1)``, their log-sum-exps and bases.
+        slot: ``(P, R·N)``, where each query stands in them.
+    """
+    for start in range(0, len(out), MERGE_ROWS):
+        here = slice(start, start + MERGE_ROWS)
+        places = slot[:, here].T.contiguous()  # (r, P)
+        lses, bases = s[0][places], s[1][places]  # (r, P)
+        before = lse[here].clone()
+        torch.logsumexp(lses if first else torch.cat([lses, before[:, None]], dim=1), 1, out=lse[here])
+        shares = _shares(bases, lse[here, None])  # (r, P)
+        if len(slot) == 1:
+            merged = torch.index_select(
+                o, 0, places[:, 0], out=scratch.get("merged", (len(places), o.shape[1]), o.dtype)
+            )
+            merged *= shares
+        else:  # a weighted sum of rows in one pass: Σ_p share_np · o[place_np]
+            merged = torch.nn.functional.embedding_bag(places, o, mode="sum", per_sample_weights=shares)
+        if first:
+            out[here] = merged
+        else:
+            out[here].mul_(_shares(before, lse[here])[:, None]).add_(merged)
+
+
+def _shares(bases: Tensor, total: Tensor) -> Tensor:
+    return (bases - total).exp_().masked_fill_(total == -torch.inf, 0.0)

@@ -1,0 +1,260 @@
+"""Modules on top of `smyrf.attention`.
+
+Shapes: B batch, N queries, M keys, "width" the embedding width, split over heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smyrf.attention import attention
+from smyrf.methods import Dense, Method, Smyrf, check_method
+from smyrf.seeds import check_generator
+
+__all__ = ["MultiheadAttention", "SmyrfAttention"]
+
+
+class SmyrfAttention(nn.Module):
+    """Attention without weights of its own: a method, as a layer.
+
+    Args:
+        method: what to compute; the paper's method by default.
+        dropout: share of the attention weights that is dropped in training.
+        scale: of the scores; width ** -0.5 by default.
+        seed: makes every call use the same clusters; None draws new ones from PyTorch's generator.
+
+    Example:
+        >>> import torch, smyrf
+        >>> layer = smyrf.nn.SmyrfAttention(smyrf.Smyrf(n_hashes=4, cluster_size=16))
+        >>> q, k, v = torch.randn(3, 2, 4, 100, 8).unbind()
+        >>> layer(q, k, v).shape
+        torch.Size([2, 4, 100, 8])
+    """
+
+    def __init__(
+        self,
+        method: Method | None = None,
+        *,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.method = Smyrf() if method is None else method
+        check_method(self.method)
+        check_generator(seed, "seed")
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"{dropout=} must be in [0, 1]")
+        self.dropout = dropout
+        self.scale = scale
+        self.seed = seed
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None = None,
+        is_causal: bool = False,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Arguments and result as in `smyrf.attention`."""
+        return attention(
+            q,
+            k,
+            v,
+            method=self.method,
+            key_mask=key_mask,
+            is_causal=is_causal,
+            scale=self.scale,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=enable_gqa,
+            generator=self.seed,
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.method}, dropout={self.dropout}, scale={self.scale}, seed={self.seed}"
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """``torch.nn.MultiheadAttention`` with a method: the same arguments, the same weights.
+
+    A state dict of the one loads into the other. Masks follow PyTorch's module: in `key_padding_mask` True
+    means "ignore". There are two differences. `need_weights` is False by default: the N × M map is what
+    this module exists to avoid, and only `Dense` can return it. An arbitrary `attn_mask` needs `Dense`;
+    for a causal one say ``is_causal=True``, with or without the mask itself.
+
+    Args:
+        method: what to compute; the paper's method by default.
+        seed: makes every call use the same clusters; None draws new ones from PyTorch's generator.
+
+    Example:
+        >>> import torch, smyrf
+        >>> ours = smyrf.nn.MultiheadAttention(32, 4, batch_first=True, method=smyrf.Dense())
+        >>> theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+        >>> ours.load_state_dict(theirs.state_dict())
+        <All keys matched successfully>
+        >>> x = torch.randn(2, 10, 32)
+        >>> torch.allclose(ours(x, x, x)[0], theirs(x, x, x)[0], atol=1e-6)
+        True
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        method: Method | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+        # nn.TransformerEncoderLayer has a fused path that reads our weights and runs dense attention
+        # itself. This is the flag by which it can tell that the path is not for this module.
+        self._qkv_same_embed_dim = False
+        self.method = Smyrf() if method is None else method
+        check_method(self.method)
+        check_generator(seed, "seed")
+        self.seed = seed
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Arguments and results as in PyTorch's module.
+
+        Returns:
+            the output, shaped like `query`, and the weights: None, or with `need_weights` ``(B, N, M)``, or
+            ``(B, heads, N, M)`` without `average_attn_weights`.
+        """
+        dense = isinstance(self.method, Dense)
+        if need_weights and not dense:
+            raise ValueError(
+                f"need_weights=True needs the N × M map, which method={self.method} never forms: use Dense()"
+            )
+        if attn_mask is not None and not is_causal and not dense:
+            raise ValueError(
+                f"attn_mask of shape {tuple(attn_mask.shape)} cannot be honoured by method={self.method}: use Dense(), "
+                "is_causal=True for a causal mask, or key_padding_mask"
+            )
+        if is_causal and (self.bias_k is not None or self.add_zero_attn):
+            raise ValueError(f"{is_causal=} does not go with add_bias_kv or add_zero_attn, whose keys have no position")
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise TypeError("query, key and value must not be nested tensors: pad them and pass key_padding_mask")
+        if query.dim() not in (2, 3):
+            raise ValueError(f"query must have 2 or 3 axes, not the shape {tuple(query.shape)}")
+
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = query[None], key[None], value[None]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+
+        q, k, v = self._project(query, key, value)  # (B, heads, N, D), (B, heads, M, D) twice
+        key_mask = self._key_mask(key_padding_mask, k)
+        if need_weights or (attn_mask is not None and not is_causal):
+            out, weights = self._dense_with_mask(q, k, v, key_mask, attn_mask, is_causal)
+        else:
+            weights = None
+            out = attention(
+                q,
+                k,
+                v,
+                method=self.method,
+                key_mask=key_mask,
+                is_causal=is_causal,
+                dropout_p=self.dropout if self.training else 0.0,
+                generator=self.seed,
+            )
+        out = self.out_proj(out.transpose(1, 2).flatten(2))  # (B, N, width)
+
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not batched:
+            return out[0], None if weights is None else weights[0]
+        return (out if self.batch_first else out.transpose(0, 1)), (weights if need_weights else None)
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        q, k, v = (
+            nn.functional.linear(x, weight, bias)
+            for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
+        )  # (B, N, width), (B, M, width) twice
+        if self.bias_k is not None and self.bias_v is not None:
+            k = torch.cat([k, self.bias_k.expand(len(k), -1, -1)], dim=1)
+            v = torch.cat([v, self.bias_v.expand(len(v), -1, -1)], dim=1)
+        if self.add_zero_attn:
+            k, v = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
+        return q, k, v
+
+    def _key_mask(self, key_padding_mask: Tensor | None, k: Tensor) -> Tensor | None:
+        """PyTorch's mask, True or -inf = ignore, as ours, ``(B, M)`` True = may be attended to."""
+        if key_padding_mask is None:
+            return None
+        if key_padding_mask.dtype == torch.bool:
+            mask = ~key_padding_mask
+        elif key_padding_mask.dtype.is_floating_point:
+            mask = key_padding_mask == 0
+            if not torch.compiler.is_compiling() and bool((key_padding_mask[~mask] != -torch.inf).any()):
+                raise ValueError(
+                    "key_padding_mask must hold 0 and -inf alone, or be bool: a finite bias has no place here"
+                )
+        else:
+            raise TypeError(f"key_padding_mask must be bool or floating, not {key_padding_mask.dtype}")
+        n_added = k.shape[2] - mask.shape[-1]  # keys that this module has added
+        expected = (self.bias_k is not None) + self.add_zero_attn
+        if mask.dim() != 2 or len(mask) != len(k) or n_added != expected:
+            raise ValueError(
+                f"key_padding_mask has the shape {tuple(mask.shape)}, but {(len(k), k.shape[2] - expected)} is needed"
+            )
+        return nn.functional.pad(mask, (0, n_added), value=True)
+
+    def _dense_with_mask(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Dense attention with its N × M map, for what nothing else can do."""
+        scores = (q * self.head_dim**-0.5) @ k.transpose(-1, -2)  # (B, heads, N, M)
+        if is_causal:
+            scores = scores.masked_fill(~scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+        elif attn_mask is not None:
+            if attn_mask.dim() == 3:
+                attn_mask = attn_mask.unflatten(0, (len(q), self.num_heads))  # (B, heads, N, M)
+            added = k.shape[2] - attn_mask.shape[-1]
+            attn_mask = nn.functional.pad(attn_mask, (0, added), value=False if attn_mask.dtype == torch.bool else 0.0)
+            scores = scores.masked_fill(attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        if key_mask is not None:
+            scores = scores.masked_fill(~key_mask[:, None, None], -torch.inf)
+        weights = nn.functional.dropout(scores.softmax(-1), self.dropout, self.training)
+        return weights @ v, weights

@@ -1,0 +1,16 @@
+import pytest
+import torch
+from hypothesis import settings
+
+# A property is checked on the same examples in every run; compiling and importing must not time out.
+settings.register_profile("smyrf", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("smyrf")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def pytest_configure(config):
+    torch.set_num_threads(1)

@@ -1,0 +1,477 @@
+import oracle
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+
+import smyrf
+from smyrf import Dense, Smyrf, attention, methods
+from smyrf.kernels import BACKENDS
+
+backends = pytest.mark.parametrize("backend", [None, *BACKENDS])
+
+
+def problem(n=97, m=113, d=13, e=17, batch=2, heads=3, kv_heads=3, dtype=torch.float32):
+    q = torch.randn(batch, heads, n, d, dtype=dtype)
+    k = torch.randn(batch, kv_heads, m, d, dtype=dtype)
+    v = torch.randn(batch, kv_heads, m, e, dtype=dtype)
+    return q, k, v
+
+
+# --- exact mode ---------------------------------------------------------------------------------------
+
+
+@backends
+@pytest.mark.parametrize("n_hashes", [1, 3, 8])
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_cluster_is_dense_for_any_number_of_rounds(backend, n_hashes, masked):
+    q, k, v = problem()
+    mask = torch.rand(2, 113) > 0.5 if masked else None
+    out = attention(q, k, v, method=Smyrf(n_hashes, 97), key_mask=mask, backend=backend)
+    whole = None if mask is None else mask[:, None, None].expand(-1, 3, 97, -1)
+    torch.testing.assert_close(out.double(), oracle.dense(q, k, v, 13**-0.5, whole), atol=1e-5, rtol=1e-5)
+
+
+def test_dense_is_pytorchs_own_function_to_the_bit():
+    q, k, v = problem()
+    assert torch.equal(attention(q, k, v, method=Dense()), F.scaled_dot_product_attention(q, k, v))
+    same = attention(q, k[:, :, :97], v[:, :, :97], method=Dense(), is_causal=True, scale=0.5)
+    assert torch.equal(same, F.scaled_dot_product_attention(q, k[:, :, :97], v[:, :, :97], is_causal=True, scale=0.5))
+
+
+def test_permuting_keys_and_values_together_changes_nothing_in_exact_mode():
+    q, k, v = problem()
+    order = torch.randperm(113)
+    for backend in BACKENDS:
+        a = attention(q, k, v, method=Smyrf(2, 97), backend=backend)
+        b = attention(q, k[:, :, order], v[:, :, order], method=Smyrf(2, 97), backend=backend)
+        torch.testing.assert_close(a, b)
+
+
+# --- what always holds --------------------------------------------------------------------------------
+
+
+@given(
+    n=st.integers(1, 70),
+    m=st.integers(1, 70),
+    d=st.integers(1, 9),
+    e=st.integers(1, 9),
+    size=st.integers(1, 40),
+    n_hashes=st.integers(1, 4),
+    deduplicate=st.booleans(),
+    transform=st.sampled_from(methods.TRANSFORMS),
+    hashing=st.sampled_from(methods.HASHINGS),
+    is_causal=st.booleans(),
+    share=st.sampled_from([None, 0.0, 0.3, 1.0]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    seed=st.integers(0, 1000),
+)
+def test_constant_values_give_constant_output(
+    n, m, d, e, size, n_hashes, deduplicate, transform, hashing, is_causal, share, dtype, seed
+):
+    """Weights are non-negative and sum to one, or the query sees nothing: any shape, mask and dtype."""
+    torch.manual_seed(seed)
+    q, k, _ = problem(n, m, d, e, heads=2, kv_heads=1, dtype=dtype)
+    v = torch.ones(2, 1, m, e, dtype=dtype)
+    mask = None if share is None else torch.rand(2, m) < share
+    method = Smyrf(n_hashes, size, transform, hashing, deduplicate)
+    out = attention(q, k, v, method=method, key_mask=mask, is_causal=is_causal, enable_gqa=True, generator=seed)
+    assert out.shape == (2, 2, n, e)
+    assert out.dtype == dtype
+    visible = torch.ones(2, m, dtype=torch.bool) if mask is None else mask
+    sees = visible[:, None].expand(-1, n, -1)
+    if is_causal:
+        sees = sees & torch.ones(n, m, dtype=torch.bool).tril()
+    expected = sees.any(-1)[:, None, :, None].expand_as(out).to(dtype)
+    torch.testing.assert_close(out, expected, atol=0.02 if dtype in (torch.float16, torch.bfloat16) else 1e-5, rtol=0)
+
+
+@backends
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_batch_equals_its_rows_run_alone(backend, is_causal):
+    q, k, v = problem(batch=3)
+    mask = torch.rand(3, 113) > 0.4
+    method = Smyrf(4, 16)
+    whole = attention(q, k, v, method=method, key_mask=mask, is_causal=is_causal, generator=5, backend=backend)
+    for i in range(3):
+        row = slice(i, i + 1)
+        alone = attention(
+            q[row], k[row], v[row], method=method, key_mask=mask[row], is_causal=is_causal, generator=5, backend=backend
+        )
+        torch.testing.assert_close(whole[row], alone, atol=1e-6, rtol=1e-6)
+
+
+@backends
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("method", [Dense(), Smyrf(3, 16), Smyrf(3, 16, deduplicate=True), Smyrf(2, 200)])
+@pytest.mark.parametrize("poison", [1e4, torch.nan, torch.inf])
+def test_masked_keys_and_values_have_no_effect(backend, is_causal, method, poison):
+    q, k, v = problem()
+    mask = torch.rand(2, 113) > 0.4
+    run = lambda k, v: attention(  # noqa: E731
+        q, k, v, method=method, key_mask=mask, is_causal=is_causal, generator=1, backend=backend
+    )
+    hidden = ~mask[:, None, :, None]
+    clean = run(k, v)
+    dirty = run(k.masked_fill(hidden, poison), v.masked_fill(hidden, -poison))
+    assert torch.equal(clean, dirty)
+    assert clean.isfinite().all()
+
+
+@backends
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("method", [Dense(), Smyrf(3, 16)])
+def test_a_fully_masked_row_gives_zeros_and_finite_gradients(backend, is_causal, method):
+    q, k, v = (x.requires_grad_() for x in problem())
+    mask = torch.ones(2, 113, dtype=torch.bool)
+    mask[1] = False
+    out = attention(q, k, v, method=method, key_mask=mask, is_causal=is_causal, generator=1, backend=backend)
+    assert (out[1] == 0).all()
+    assert (out[0] != 0).any()
+    out.square().sum().backward()
+    for x in (q, k, v):
+        assert x.grad.isfinite().all()
+        assert (x.grad[1] == 0).all()
+
+
+def test_nan_in_one_row_of_the_batch_stays_there():
+    q, k, v = problem()
+    clean = attention(q, k, v, method=Smyrf(3, 16), generator=1)
+    for x in (q, k, v):
+        x[1, 0, 5] = torch.nan
+    out = attention(q, k, v, method=Smyrf(3, 16), generator=1)
+    assert torch.equal(out[0], clean[0])
+    assert out[1, 0].isnan().any()
+    assert torch.equal(out[1, 1:], clean[1, 1:])  # nor does it leave its head
+
+
+def test_nan_in_a_query_reaches_no_other_query():
+    q, k, v = problem()
+    q[0, 0, 5] = torch.nan
+    out = attention(q, k, v, method=Smyrf(3, 16), generator=1)
+    assert out[0, 0, 5].isnan().all()
+    assert out[0, 0].isnan().any(-1).sum() == 1
+
+
+# --- cases that earlier implementations got wrong -------------------------------------------------------
+
+
+@backends
+def test_length_24_with_clusters_of_16_does_not_mix_rows(backend):
+    q, k, v = problem(24, 24, 5, 5)
+    base = attention(q, k, v, method=Smyrf(4, 16), generator=0, backend=backend)
+    k2, v2, q2 = k.clone(), v.clone(), q.clone()
+    q2[1], k2[1], v2[1] = torch.randn(3, 24, 5), torch.randn(3, 24, 5), torch.randn(3, 24, 5)
+    other = attention(q2, k2, v2, method=Smyrf(4, 16), generator=0, backend=backend)
+    assert torch.equal(base[0], other[0])
+    assert not torch.allclose(base[1], other[1])
+
+
+@backends
+def test_each_mask_goes_to_its_own_row(backend):
+    q, k, _ = problem(40, 40, 5, 5)
+    v = torch.arange(40.0).view(1, 1, 40, 1).expand(2, 3, 40, 5)
+    mask = torch.stack([torch.arange(40) < 20, torch.arange(40) >= 20])
+    out = attention(q, k, v, method=Smyrf(4, 8), key_mask=mask, backend=backend)
+    assert out[0].max() < 20
+    assert out[1].min() > 19
+
+
+def test_largest_norms_do_not_come_from_masked_keys():
+    q, k, v = problem(40, 40, 5, 5)
+    mask = torch.arange(40).expand(2, -1) < 30
+    loud = k.clone()
+    loud[:, :, 30:] = 1e3
+    a = attention(q, k, v, method=Smyrf(4, 8), key_mask=mask, generator=2)
+    assert torch.equal(a, attention(q, loud, v, method=Smyrf(4, 8), key_mask=mask, generator=2))
+
+
+def test_short_rows_of_a_padded_batch_are_exact():
+    """Keys per cluster are counted with padding: a row with no more valid keys than that sees them all."""
+    q, k, v = problem(128, 128, 8, 8)
+    mask = torch.arange(128) < torch.tensor([[128], [14]])
+    out = attention(q, k, v, method=Smyrf(2, 16), key_mask=mask)
+    exact = oracle.dense(q[1:], k[1:, :, :14], v[1:, :, :14], 8**-0.5)
+    torch.testing.assert_close(out[1:].double(), exact, atol=1e-5, rtol=1e-5)
+
+
+# --- PyTorch's conventions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 500)])
+@pytest.mark.parametrize("backend", [None, "torch"])
+def test_arguments_mean_what_they_mean_to_pytorch(method, backend):
+    q, k, v = problem(n=83, m=61, d=8, e=8, heads=6, kv_heads=2)
+    for arguments in (
+        {"is_causal": True, "enable_gqa": True},
+        {"scale": 0.7, "enable_gqa": True},
+    ):
+        ours = attention(q, k, v, method=method, backend=backend, **arguments)
+        theirs = F.scaled_dot_product_attention(q, k, v, **arguments)
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    mask = torch.rand(2, 61) > 0.3
+    ours = attention(q, k, v, method=method, key_mask=mask, enable_gqa=True, backend=backend)
+    theirs = F.scaled_dot_product_attention(q, k, v, mask[:, None, None], enable_gqa=True)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@backends
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+def test_a_scale_that_is_not_positive_is_a_scale(backend, scale):
+    """PyTorch's own function gives NaN for these in its causal form."""
+    q, k, v = problem(40, 40)
+    for method in (Dense(), Smyrf(2, 40)):
+        out = attention(q, k, v, method=method, scale=scale, is_causal=True, backend=backend)
+        expected = oracle.dense(q, k, v, scale, torch.ones(40, 40, dtype=torch.bool).tril())
+        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 2, 3)])
+@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 8)])
+def test_any_number_of_leading_axes(lead, method):
+    q, k, v = torch.randn(*lead, 30, 4), torch.randn(*lead, 20, 4), torch.randn(*lead, 20, 6)
+    mask = torch.rand(*lead[:-1], 20) > 0.3
+    out = attention(q, k, v, method=method, key_mask=mask, generator=0)
+    assert out.shape == (*lead, 30, 6)
+    flat = [x.reshape(-1, lead[-1] if lead else 1, *x.shape[-2:]) for x in (q, k, v)]
+    same = attention(*flat, method=method, key_mask=mask.reshape(-1, 20), generator=0)
+    torch.testing.assert_close(out, same.view_as(out))
+
+
+def test_an_empty_batch_gives_an_empty_result():
+    q, k, v = problem(batch=0)
+    assert attention(q, k, v, method=Smyrf(2, 8)).shape == (0, 3, 97, 17)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_half_precision_within_twice_the_error_of_dense(dtype, is_causal):
+    """Exact mode through the torch backend against PyTorch in the same dtype, both against float64."""
+    q, k, v = (x.to(dtype) for x in problem(n=311, m=311, d=16, e=16))
+    sees = torch.ones(311, 311, dtype=torch.bool).tril() if is_causal else None
+    exact = oracle.dense(q, k, v, 0.25, sees)
+    theirs = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    ours = attention(q, k, v, method=Smyrf(3, 400), is_causal=is_causal, backend="torch")
+    assert (ours.double() - exact).abs().max() <= 2 * (theirs.double() - exact).abs().max()
+
+
+@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 16)])
+def test_autocast_does_what_it_does_to_pytorchs_function(method):
+    q, k, v = (x.requires_grad_() for x in problem(64, 64, 8, 8))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(q, k, v, method=method, generator=1)
+        assert out.dtype == F.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
+        mixed = attention(q, k.bfloat16(), v, method=method, generator=1)
+    assert torch.equal(out, mixed)
+    by_hand = attention(*(x.bfloat16() for x in (q, k, v)), method=method, generator=1)
+    assert torch.equal(out, by_hand)
+    out.float().sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+# --- randomness -----------------------------------------------------------------------------------------
+
+
+def test_seeds_and_generators_make_it_repeatable():
+    q, k, v = problem()
+    run = lambda g: attention(q, k, v, method=Smyrf(2, 16), dropout_p=0.2, generator=g)  # noqa: E731
+    assert torch.equal(run(3), run(3))
+    assert not torch.equal(run(3), run(4))
+    g = torch.Generator().manual_seed(3)
+    first, second = run(g), run(g)
+    assert not torch.equal(first, second)  # a generator goes on
+    assert torch.equal(first, run(g.manual_seed(3)))
+
+
+def test_without_a_generator_pytorchs_own_decides():
+    q, k, v = problem()
+    torch.manual_seed(1)
+    a = attention(q, k, v, method=Smyrf(2, 16))
+    torch.manual_seed(1)
+    assert torch.equal(a, attention(q, k, v, method=Smyrf(2, 16)))
+    assert not torch.equal(a, attention(q, k, v, method=Smyrf(2, 16)))
+
+
+def test_a_seed_does_not_touch_pytorchs_generator():
+    q, k, v = problem()
+    before = torch.get_rng_state()
+    attention(q, k, v, method=Smyrf(2, 16), dropout_p=0.1, generator=3)
+    attention(q, k, v, method=Dense(), dropout_p=0.1, generator=3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_dense_dropout_takes_a_generator_too():
+    q, k, v = problem()
+    run = lambda g: attention(q, k, v, method=Dense(), dropout_p=0.3, generator=g)  # noqa: E731
+    assert torch.equal(run(3), run(3))
+    assert not torch.equal(run(3), run(4))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_activation_checkpointing_recomputes_the_same_clusters(use_reentrant, seed, is_causal):
+    inputs = [x.requires_grad_() for x in problem(300, 300, dtype=torch.float64)]
+
+    def run(q, k, v):
+        return attention(q, k, v, method=Smyrf(2, 16), is_causal=is_causal, dropout_p=0.1, generator=seed)
+
+    torch.manual_seed(2)
+    plain = torch.autograd.grad(run(*inputs).square().sum(), inputs)
+    torch.manual_seed(2)
+    loss = checkpoint(run, *inputs, use_reentrant=use_reentrant).square().sum()
+    torch.rand(5)  # whatever happens between forward and backward
+    loss.backward()
+    for x, expected in zip(inputs, plain, strict=True):
+        torch.testing.assert_close(x.grad, expected)
+
+
+def test_a_generator_that_cannot_be_rewound_is_refused_in_checkpointing():
+    inputs = [x.requires_grad_() for x in problem(64, 64)]
+    g = torch.Generator()
+
+    def run(q, k, v):
+        return attention(q, k, v, method=Smyrf(2, 16), generator=g)
+
+    loss = checkpoint(run, *inputs, use_reentrant=False).sum()
+    with pytest.raises(ValueError, match="pass an int seed"):
+        loss.backward()
+
+
+# --- gradients and compilation --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradients_are_those_of_the_function_that_was_computed(is_causal):
+    q, k, v = (x.requires_grad_() for x in problem(23, 19, 3, 2, dtype=torch.float64))
+    mask = torch.rand(2, 19) > 0.3
+    # Clusters are piecewise constant: a step of 1e-6 stays inside one piece.
+    run = lambda q, k, v: attention(  # noqa: E731
+        q, k, v, method=Smyrf(2, 6), key_mask=mask, is_causal=is_causal, generator=4
+    )
+    assert torch.autograd.gradcheck(run, (q, k, v))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"is_causal": True},
+        {"dropout_p": 0.1},
+        {"key_mask": torch.arange(300).expand(2, -1) < 200},
+        {"method": Smyrf(2, 16, deduplicate=True)},
+        {"method": Smyrf(2, 16, hashing="cross_polytope")},
+        {"method": Dense()},
+        {"generator": 5},
+    ],
+    ids=lambda x: next(iter(x), "plain"),
+)
+def test_compiles_without_graph_breaks_and_gives_the_same(arguments):
+    arguments = {"method": Smyrf(2, 16), **arguments}
+    inputs = [x.requires_grad_() for x in problem(300, 300, 8, 8)]
+
+    def run(q, k, v):
+        return attention(q * 1.5, k, v, **arguments).square()
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    results = []
+    for f in (run, compiled):
+        torch.manual_seed(3)
+        out = f(*inputs)
+        results.append([out.detach(), *torch.autograd.grad(out.sum(), inputs)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_compiled_code_takes_another_length():
+    compiled = torch.compile(
+        lambda q, k, v: attention(q, k, v, method=Smyrf(2, 16), generator=1),
+        fullgraph=True,
+        backend="eager",
+        dynamic=True,
+    )
+    for n in (64, 97, 130):
+        q, k, v = problem(n, n, 8, 8)
+        torch.testing.assert_close(compiled(q, k, v), attention(q, k, v, method=Smyrf(2, 16), generator=1))
+
+
+@pytest.mark.slow
+def test_inductor_gives_the_same():
+    inputs = [x.requires_grad_() for x in problem(300, 300, 8, 8)]
+
+    def run(q, k, v):
+        return attention(torch.sin(q), k, v, method=Smyrf(2, 16), generator=1).square().sum()
+
+    a = torch.autograd.grad(run(*inputs), inputs)
+    b = torch.autograd.grad(torch.compile(run, fullgraph=True)(*inputs), inputs)
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+# --- quality --------------------------------------------------------------------------------------------
+
+
+def relative_error(out, exact):
+    return float((out - exact).norm() / exact.norm())
+
+
+def test_more_rounds_and_larger_clusters_lower_the_error():
+    q = torch.randn(1, 4, 512, 16)
+    k = q + 0.3 * torch.randn(1, 4, 512, 16)
+    v = torch.randn(1, 4, 512, 16)
+    exact = attention(q, k, v, method=Dense(), scale=1.0)
+    error = lambda method: relative_error(attention(q, k, v, method=method, scale=1.0, generator=0), exact)  # noqa: E731
+    assert error(Smyrf(16, 32)) < error(Smyrf(4, 32)) < error(Smyrf(1, 32))
+    assert error(Smyrf(4, 128)) < error(Smyrf(4, 32))
+    assert error(Smyrf(16, 32, deduplicate=True)) < error(Smyrf(16, 32))
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"q": [1.0]}, TypeError, "q must be a tensor, not list"),
+        (
+            {"k": torch.ones(2, 3, 10, 4, dtype=torch.int64)},
+            TypeError,
+            "k must be of a floating dtype, not torch.int64",
+        ),
+        ({"v": torch.ones(2, 3, 10, 4, dtype=torch.complex64)}, TypeError, "v must be of a floating dtype"),
+        ({"q": torch.ones(4)}, ValueError, r"q must have at least two axes .* \(4,\)"),
+        ({"q": torch.ones(3, 12, 4)}, ValueError, "same number of axes"),
+        ({"q": torch.ones(2, 3, 12, 5)}, ValueError, r"same width: q \(2, 3, 12, 5\)"),
+        ({"v": torch.ones(2, 3, 11, 4)}, ValueError, "k and v must agree"),
+        ({"q": torch.ones(1, 3, 12, 4)}, ValueError, "same leading axes"),
+        ({"q": torch.ones(2, 6, 12, 4)}, ValueError, "unless enable_gqa=True"),
+        ({"q": torch.ones(2, 4, 12, 4), "enable_gqa": True}, ValueError, "multiple of those of k"),
+        ({"q": torch.ones(2, 3, 0, 4)}, ValueError, r"q has the shape \(2, 3, 0, 4\)"),
+        ({"q": torch.ones(2, 3, 12, 4).double()}, TypeError, "one dtype, not torch.float64, torch.float32"),
+        ({"q": torch.ones(2, 3, 12, 4, device="meta")}, ValueError, "k is on cpu but q is on meta"),
+        ({"key_mask": torch.ones(2, 10)}, TypeError, "bool tensor .* not torch.float32"),
+        ({"key_mask": [True]}, TypeError, "not list"),
+        ({"key_mask": torch.ones(10, dtype=torch.bool)}, ValueError, r"shape \(10,\), but \(2, 10\) is needed"),
+        ({"key_mask": torch.ones(2, 12, dtype=torch.bool)}, ValueError, r"shape \(2, 12\)"),
+        ({"method": Smyrf}, TypeError, r"write Smyrf\(\)"),
+        ({"method": "smyrf"}, TypeError, "method='smyrf' must be a Smyrf or a Dense"),
+        ({"scale": float("nan")}, ValueError, "scale=nan must be finite"),
+        ({"dropout_p": 1.5}, ValueError, r"dropout_p=1.5 must be in \[0, 1\]"),
+        ({"backend": "cuda"}, ValueError, "backend='cuda' must be None or one of reference, torch"),
+        ({"generator": -1}, ValueError, "generator=-1"),
+        ({"generator": 2.0}, TypeError, "generator=2.0"),
+        ({"generator": True}, TypeError, "generator=True"),
+    ],
+)
+def test_bad_input_is_named_before_any_work(change, error, words):
+    arguments = {
+        "q": torch.ones(2, 3, 12, 4),
+        "k": torch.ones(2, 3, 10, 4),
+        "v": torch.ones(2, 3, 10, 4),
+        "method": Smyrf(2, 4),
+        **change,
+    }
+    with pytest.raises(error, match=words):
+        smyrf.attention(arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)

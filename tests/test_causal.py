@@ -1,0 +1,91 @@
+import oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smyrf import Dense, Smyrf, attention
+from smyrf.causal import BASE_LENGTH, causal_groups
+
+SEED = torch.tensor(5)
+
+
+@settings(max_examples=15)
+@given(n=st.integers(1, 700), m=st.integers(1, 700))
+def test_with_exact_parts_every_allowed_pair_meets_once(n, m):
+    q, k = torch.randn(1, 1, n, 2), torch.randn(1, 1, m, 2)
+    groups = causal_groups(q, k, Dense(), seed=SEED, scale=1.0)
+    met = torch.zeros(n, m)
+    for g in groups:
+        for queries, keys in zip(g.queries[0], g.keys[0], strict=True):
+            pair = torch.ones(len(queries), len(keys))
+            pair = pair.tril() if g.causal else pair
+            pair = pair * (queries >= 0)[:, None] * (keys >= 0)
+            met.index_put_((queries.clamp(min=0)[:, None], keys.clamp(min=0)), pair, accumulate=True)
+    assert torch.equal(met, torch.ones(n, m).tril())
+
+
+def test_lists_hold_no_later_key():
+    q = torch.randn(2, 2, 777, 4)
+    groups = causal_groups(q, q, Smyrf(3, 32), seed=SEED, scale=1.0)
+    for g in groups:
+        if g.causal:
+            assert torch.equal(g.queries, g.keys)
+            continue
+        last_key = g.keys.amax(-1)
+        first_query = g.queries.masked_fill(g.queries < 0, 10**9).amin(-1)
+        assert (last_key < first_query).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_later_keys_and_values_never_reach_an_output(backend):
+    q, k, v = torch.randn(3, 1, 2, 900, 6).unbind()
+    method = Smyrf(2, 32)
+    base = attention(q, k, v, method=method, is_causal=True, generator=0, backend=backend)
+    for i in (0, 100, 255, 449, 450, 600, 898):
+        k2, v2 = k.clone(), v.clone()
+        k2[:, :, i + 1 :], v2[:, :, i + 1 :] = 7 * torch.randn(2, 899 - i, 6), 1e4
+        other = attention(q, k2, v2, method=method, is_causal=True, generator=0, backend=backend)
+        torch.testing.assert_close(base[:, :, : i + 1], other[:, :, : i + 1], atol=1e-6, rtol=1e-6)
+
+
+def test_every_query_sees_itself():
+    """With values that name their position and keys that match only themselves, each query finds its own."""
+    n = 700
+    x = 30 * torch.nn.functional.normalize(torch.randn(1, 1, n, 16), dim=-1)
+    v = torch.arange(float(n)).view(1, 1, n, 1)
+    out = attention(x, x, v, method=Smyrf(1, 32), is_causal=True, scale=1.0, generator=0)
+    torch.testing.assert_close(out, v, atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("n", [1, 2, BASE_LENGTH - 1, BASE_LENGTH, BASE_LENGTH + 1, 611])
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_cluster_is_exact(n, masked):
+    q, k, v = torch.randn(3, 2, 2, n, 5, dtype=torch.float64).unbind()
+    mask = torch.rand(2, n) > 0.5 if masked else None
+    sees = torch.ones(n, n, dtype=torch.bool).tril()
+    if masked:
+        sees = sees & mask[:, None, None]
+    expected = oracle.dense(q, k, v, 5**-0.5, sees)
+    for method in (Smyrf(3, n), Dense()):
+        for backend in (None, "reference", "torch"):
+            out = attention(q, k, v, method=method, key_mask=mask, is_causal=True, backend=backend)
+            torch.testing.assert_close(out, expected)
+
+
+def test_left_padding_gives_zeros_where_nothing_is_visible():
+    q, k, v = torch.randn(3, 2, 2, 600, 5).unbind()
+    mask = torch.arange(600) >= torch.tensor([[0], [300]])
+    out = attention(q, k, v, method=Smyrf(2, 16), key_mask=mask, is_causal=True)
+    assert (out[1, :, :300] == 0).all()
+    assert (out[1, :, 300:] != 0).all()
+    assert out.isfinite().all()
+
+
+def test_error_is_moderate_on_structured_data():
+    q = torch.randn(1, 2, 1024, 16).cumsum(2) / 8
+    k = q + 0.1 * torch.randn_like(q)
+    v = torch.randn(1, 2, 1024, 16)
+    exact = attention(q, k, v, method=Dense(), is_causal=True)
+    out = attention(q, k, v, method=Smyrf(8, 64, deduplicate=True), is_causal=True, generator=0)
+    assert (out - exact).norm() / exact.norm() < 0.1

@@ -1,0 +1,109 @@
+import pytest
+import torch
+
+from smyrf import methods
+from smyrf.hashing import HASHES, _argsort, sort_by_hash
+
+SEED = torch.tensor(7)
+
+
+def orders(
+    q, k, key_mask=None, seed=SEED, scale=0.3, n_hashes=5, n_clusters=6, transform="asymmetric", hashing="projection"
+):
+    return sort_by_hash(q, k, key_mask, seed, scale, n_hashes, n_clusters, transform, hashing)
+
+
+@pytest.fixture
+def q():
+    return torch.randn(2, 3, 97, 13)
+
+
+@pytest.fixture
+def k():
+    return torch.randn(2, 3, 113, 13)
+
+
+@pytest.mark.parametrize("transform", methods.TRANSFORMS)
+@pytest.mark.parametrize("hashing", methods.HASHINGS)
+def test_every_order_is_a_permutation(q, k, transform, hashing):
+    for order in orders(q, k, transform=transform, hashing=hashing):
+        assert torch.equal(order.sort(-1).values, torch.arange(order.shape[-1]).expand_as(order))
+
+
+def test_projection_sorts_by_the_projection_of_the_transformed_vectors(q, k):
+    """Eq. 8, computed the long way: [q; 0; √…] · a with the vectors written out."""
+    q_order, k_order = orders(q, k)
+    a = torch.randn(5, 15, generator=torch.Generator().manual_seed(7)).double()
+    x, y = 0.3 * q.double(), k.double()
+    radius = x.square().sum(-1).amax(-1, keepdim=True) + y.square().sum(-1).amax(-1, keepdim=True)
+    x_rest, y_rest = (radius - x.square().sum(-1)).sqrt()[..., None], (radius - y.square().sum(-1)).sqrt()[..., None]
+    F = torch.cat([x, torch.zeros_like(x_rest), x_rest], -1)
+    G = torch.cat([y, y_rest, torch.zeros_like(y_rest)], -1)
+    for order, lifted in ((q_order, F), (k_order, G)):
+        hashes = (lifted @ a.T).transpose(-1, -2).gather(-1, order)
+        assert (hashes.diff(dim=-1) > -1e-5).all()
+
+
+def test_masked_keys_come_last(q, k):
+    mask = torch.rand(2, 113) > 0.4
+    _, k_order = orders(q, k, mask)
+    for row in range(2):
+        n_valid = int(mask[row].sum())
+        assert mask[row][k_order[row, :, :, :n_valid]].all()
+        assert not mask[row][k_order[row, :, :, n_valid:]].any()
+
+
+def test_a_row_is_sorted_alike_in_any_batch(q, k):
+    mask = torch.rand(2, 113) > 0.4
+    whole = orders(q, k, mask)
+    for row in range(2):
+        alone = orders(q[row : row + 1], k[row : row + 1], mask[row : row + 1])
+        for a, b in zip(whole, alone, strict=True):
+            assert torch.equal(a[row], b[0])
+
+
+def test_grouped_keys_are_hashed_with_each_of_their_query_heads():
+    q, k = torch.randn(1, 6, 31, 5), torch.randn(1, 2, 37, 5)
+    grouped = orders(q, k)
+    repeated = orders(q, k.repeat_interleave(3, dim=1))
+    for a, b in zip(grouped, repeated, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_half_precision_is_hashed_in_float32(q, k):
+    half = orders(q.bfloat16(), k.bfloat16())
+    full = orders(q.bfloat16().float(), k.bfloat16().float())
+    assert all(torch.equal(a, b) for a, b in zip(half, full, strict=True))
+
+
+def test_seeds_differ_and_repeat(q, k):
+    assert torch.equal(orders(q, k)[0], orders(q, k)[0])
+    assert not torch.equal(orders(q, k)[0], orders(q, k, seed=torch.tensor(8))[0])
+
+
+def test_nan_and_inf_are_sorted_behind_all_others_but_before_masked_keys(q, k):
+    k[0, 0, 4], k[0, 0, 9] = torch.nan, torch.inf
+    mask = torch.ones(2, 113, dtype=torch.bool)
+    mask[0, 20] = False
+    _, k_order = orders(q, k, mask)
+    assert (k_order[0, 0, :, -1] == 20).all()
+    assert (k_order[0, 0, :, -3:-1].sort(-1).values == torch.tensor([4, 9])).all()
+
+
+def test_buckets_of_the_cross_polytope_are_the_nearest_directions():
+    from smyrf.transforms import transform
+
+    x = torch.randn(1, 1, 50, 4)
+    lifted, _ = transform("none", x.square().sum(-1), x.square().sum(-1))
+    vectors = torch.randn(2, 3, 4)
+    buckets = HASHES["cross_polytope"](x, lifted, vectors)
+    for h in range(2):
+        both = torch.cat([vectors[h], -vectors[h]])
+        assert torch.equal(buckets[0, 0, h], (x[0, 0] @ both.T).argmax(-1).float())
+
+
+def test_argsort_is_stable_and_knows_negative_zero():
+    hashes = torch.tensor([3.0, -1.0, 3.0, -torch.inf, -1.0, torch.inf, -2.5])
+    assert torch.equal(_argsort(hashes), hashes.argsort(stable=True))
+    many = torch.randint(-9, 9, (4, 1000)).float()
+    assert torch.equal(_argsort(many), many.argsort(dim=-1, stable=True))

@@ -1,0 +1,51 @@
+import dataclasses
+
+import pytest
+
+from smyrf import Dense, Smyrf
+
+
+def test_cost_measures_are_the_papers():
+    # Table 1 of the paper: 32 rounds of 64 of 4096 queries is 50% of the memory.
+    assert Smyrf(32, 64).memory_share(4096) == 0.5
+    assert Smyrf(128, 4).memory_share(4096) == 0.125
+    # BigGAN has 4096 queries and 1024 keys: 64 clusters of 64 queries and 16 keys.
+    assert Smyrf(32, 64).key_visits(1024, n_queries=4096) == 32 * 16
+
+
+def test_lengths_that_do_not_divide_round_the_keys_up():
+    method = Smyrf(n_hashes=3, cluster_size=16)
+    assert method.n_clusters(97, 113) == 7
+    assert method.key_visits(113, n_queries=97) == 3 * 17
+
+
+def test_one_cluster_costs_what_dense_costs():
+    assert Smyrf(8, 512).key_visits(512) == Dense().key_visits(512) == 512
+
+
+def test_there_are_never_more_clusters_than_keys():
+    assert Smyrf(1, 4).n_clusters(1000, 5) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"n_hashes": 0}, ValueError, "n_hashes=0"),
+        ({"cluster_size": -3}, ValueError, "cluster_size=-3"),
+        ({"cluster_size": 2.5}, TypeError, "cluster_size=2.5"),
+        ({"n_hashes": True}, TypeError, "n_hashes=True"),
+        ({"transform": "F"}, ValueError, "transform='F' must be one of asymmetric"),
+        ({"hashing": "sha1"}, ValueError, "hashing='sha1' must be one of projection"),
+        ({"deduplicate": 1}, TypeError, "deduplicate=1"),
+    ],
+)
+def test_bad_options_are_named_with_their_value(arguments, error, words):
+    with pytest.raises(error, match=words):
+        Smyrf(**arguments)
+
+
+def test_methods_are_values():
+    assert Smyrf(4, 64) == Smyrf(n_hashes=4, cluster_size=64)
+    assert len({Smyrf(), Smyrf(), Dense()}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Smyrf().n_hashes = 3

@@ -1,0 +1,33 @@
+"""What a user can reach is documented, with examples that run."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import smyrf
+
+MODULES = [smyrf] + [importlib.import_module(m.name) for m in pkgutil.walk_packages(smyrf.__path__, "smyrf.")]
+PUBLIC = {f"smyrf.{name}": getattr(smyrf, name) for name in smyrf.__all__ if not inspect.ismodule(getattr(smyrf, name))}
+PUBLIC |= {f"smyrf.nn.{name}": getattr(smyrf.nn, name) for name in smyrf.nn.__all__}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example(name):
+    tests = doctest.DocTestFinder(recurse=False).find(PUBLIC[name], name)
+    assert tests, f"{name} has no docstring"
+    assert tests[0].examples, f"{name} has no example"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
+def test_every_module_says_what_it_is(module):
+    assert module.__doc__
+
+
+def test_importing_smyrf_imports_nothing_optional():
+    code = "import sys, smyrf; print([m for m in ('transformers', 'matplotlib', 'typer', 'rich') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
