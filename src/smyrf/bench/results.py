@@ -1,0 +1,137 @@
+"""Results of a run, with what is needed to repeat it, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import smyrf
+from smyrf.bench.cases import Problem
+from smyrf.bench.contenders import SDPA
+from smyrf.methods import Smyrf
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One contender on one problem.
+
+    Args:
+        seconds: best time of a call, or None if it was not run.
+        extra_bytes: peak memory beyond the inputs, or None if it was not measured.
+        skipped: why it was not run, or None.
+    """
+
+    problem: Problem
+    name: str
+    method: Smyrf | None
+    seconds: float | None = None
+    extra_bytes: int | None = None
+    skipped: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The name with the rounds and the cluster size.
+
+        Example:
+            >>> problem = Problem(1, 4, 1024, 64, "float32", False)
+            >>> Measurement(problem, "smyrf", Smyrf(4, 64)).label
+            'smyrf 4×64'
+        """
+        return self.name if self.method is None else f"{self.name} {self.method.n_hashes}×{self.method.cluster_size}"
+
+
+def baseline(measurements: list[Measurement], one: Measurement, name: str = SDPA) -> Measurement | None:
+    """The measurement of a baseline on the same problem, and for the same method where it has one."""
+    for other in measurements:
+        if other.problem == one.problem and other.name == name and other.method in (None, one.method):
+            return other
+    return None
+
+
+def ratio(above: float | int | None, below: float | int | None) -> float | None:
+    """above / below where both were measured.
+
+    Example:
+        >>> ratio(6.0, 4), ratio(None, 4)
+        (1.5, None)
+    """
+    return above / below if above is not None and below else None
+
+
+def machine() -> dict[str, Any]:
+    """Processor, threads and versions."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "smyrf": smyrf.__version__,
+        "rich": version("rich"),
+        "commit": _commit(),
+    }
+
+
+def save(path: Path, command: str, threads: int, config: dict[str, Any], measurements: list[Measurement]) -> None:
+    """Writes the run, under a temporary name first: a kill leaves the old file or the new one."""
+    rows = []
+    for one in measurements:
+        fused, eager = baseline(measurements, one), baseline(measurements, one, "eager smyrf")
+        rows.append(
+            {
+                **asdict(one.problem),
+                "contender": one.name,
+                "method": None if one.method is None else asdict(one.method),
+                "seconds": one.seconds,
+                "extra_bytes": one.extra_bytes,
+                "skipped": one.skipped,
+                "speedup_over_sdpa": ratio(fused and fused.seconds, one.seconds),
+                "speedup_over_eager_smyrf": ratio(eager and eager.seconds, one.seconds),
+                "memory_relative_to_sdpa": ratio(one.extra_bytes, fused and fused.extra_bytes),
+            }
+        )
+    data = {
+        "command": command,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "threads": threads,
+        "machine": machine(),
+        "config": config,
+        "results": rows,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(data, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that is running, "+" if it has changes; None for an installed package."""
+    here = Path(__file__).parent
+    try:
+        sha = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "."], cwd=here, check=False).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return sha + ("+" if dirty else "")
