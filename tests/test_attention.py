@@ -1,4 +1,3 @@
-import oracle
 import pytest
 import torch
 import torch.nn.functional as F
@@ -6,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
+import oracle
 import smyrf
 from smyrf import Dense, Smyrf, attention, methods
 from smyrf.kernels import BACKENDS

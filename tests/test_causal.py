@@ -1,9 +1,9 @@
-import oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracle
 from smyrf import Dense, Smyrf, attention
 from smyrf.causal import BASE_LENGTH, causal_groups
 

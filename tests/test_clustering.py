@@ -1,9 +1,9 @@
-import oracle
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import oracle
 from smyrf import Dense, Smyrf, methods
 from smyrf.clustering import cluster
 

@@ -1,11 +1,11 @@
 """Every backend against the float64 oracle and against the reference, gradients included."""
 
-import oracle
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import oracle
 from smyrf import Dense, Smyrf
 from smyrf.causal import causal_groups
 from smyrf.clustering import cluster

@@ -50,8 +50,10 @@ def causal_groups(
         >>> from smyrf import Smyrf
         >>> x = torch.randn(1, 1, 1000, 8)
         >>> lists = causal_groups(x, x, Smyrf(2, 32), seed=torch.tensor(0), scale=1.0)
-        >>> [(g.causal, g.shape) for g in lists]  # 4 blocks, then levels of 250 and of 500
-        [(True, (1, 4, 250, 250)), (False, (1, 16, 32, 32)), (False, (1, 16, 32, 32)), (False, (1, 16, 32, 32)), (False, (1, 16, 32, 32))]
+        >>> lists[0].causal, lists[0].shape  # four exact blocks on the diagonal
+        (True, (1, 4, 250, 250))
+        >>> [g.shape for g in lists[1:]]  # two rounds between neighbours, two between the halves
+        [(1, 16, 32, 32), (1, 16, 32, 32), (1, 16, 32, 32), (1, 16, 32, 32)]
     """
     batch, heads, n_queries, _ = q.shape
     n_keys = k.shape[2]
@@ -111,23 +113,22 @@ def _between(
         mask = mask & key_mask[:, keys_of.clamp(min=0)]
     rounds = cluster(part_q, part_k, method, seed=seed, scale=scale, key_mask=mask.flatten(0, 1))
 
-    def rearrange(x: Tensor) -> Tensor:
-        """(batch·P·heads, L, …) → (batch·heads, P·L, …)."""
-        by_problem = x.unflatten(0, (batch, n_problems, heads)).transpose(1, 2)  # (batch, heads, P, L, …)
-        return by_problem.flatten(0, 1).flatten(1, 2)
+    def by_row(x: Tensor) -> Tensor:
+        """(batch·P·heads, L, …) → (batch·heads, P, L, …)."""
+        return x.view(batch, n_problems, heads, *x.shape[1:]).transpose(1, 2).flatten(0, 1)
 
     def relabel(local: Tensor, whole: Tensor) -> Tensor:
-        """Positions within a problem → positions in the sequence; empty stays empty."""
+        """Positions within a problem → positions in the sequence, (batch·heads, P·L, C); empty stays empty."""
         problem = torch.arange(n_problems, device=whole.device)[:, None, None]  # (P, 1, 1)
-        by_row = local.unflatten(0, (batch, n_problems, heads)).transpose(1, 2)  # (batch, heads, P, L, C)
-        return whole[problem, by_row.clamp(min=0)].masked_fill(by_row < 0, -1).flatten(0, 1).flatten(1, 2)
+        places = by_row(local)  # (batch·heads, P, L, C)
+        return whole[problem, places.clamp(min=0)].masked_fill(places < 0, -1).flatten(1, 2)
 
     return [
         replace(
             groups,
             queries=relabel(groups.queries, queries_of),
             keys=relabel(groups.keys, keys_of),
-            repeats=None if groups.repeats is None else rearrange(groups.repeats),
+            repeats=None if groups.repeats is None else by_row(groups.repeats).flatten(1, 2),
         )
         for groups in rounds
     ]

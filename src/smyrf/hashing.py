@@ -53,8 +53,8 @@ def sort_by_hash(
     if repeat > 1:
         k_sq = k_sq.repeat_interleave(repeat, dim=1)  # (batch, heads, M)
     lifted_q, lifted_k = transform(transform_name, q_sq, k_sq, mask)
-    lifted_q = lifted_q._replace(factor=lifted_q.factor * scale)
-    vectors = _draw(hashing, seed, width + lifted_q.extra.shape[-1], n_hashes, n_clusters).to(q)
+    lifted_q = lifted_q.times(scale)
+    vectors = _draw(hashing, seed, width + len(lifted_q.extra), n_hashes, n_clusters).to(q)
 
     q_order = q.new_empty((batch, heads, n_hashes, n_queries), dtype=torch.int64)
     k_order = q.new_empty((batch, heads, n_hashes, n_keys), dtype=torch.int64)
@@ -100,9 +100,14 @@ def projection(x: Tensor, lifted: Lifted, vectors: Tensor) -> Tensor:
         ``(batch, heads, H, N)``.
     """
     width = x.shape[-1]
-    hashes = _multiply(x, vectors[:, :width]).mul_(lifted.factor.transpose(-1, -2))
-    for column in range(lifted.extra.shape[-1]):
-        hashes.addcmul_(vectors[:, width + column, None], lifted.extra[..., None, :, column])
+    hashes = _multiply(x, vectors[:, :width])
+    if isinstance(lifted.factor, Tensor):
+        hashes *= lifted.factor[..., None, :]
+    elif lifted.factor != 1.0:
+        hashes *= lifted.factor
+    for column, a in zip(lifted.extra, vectors[:, width:].T, strict=True):
+        if isinstance(column, Tensor):  # a constant moves all hashes alike, and so no order
+            hashes.addcmul_(a[:, None], column[..., None, :])
     return _finite(hashes)
 
 
@@ -160,8 +165,8 @@ def _argsort(hashes: Tensor) -> Tensor:
         return hashes.argsort(dim=-1, stable=True)
     # The upper half of an int64 is the hash, as an integer of the same order, the lower half the
     # position: NumPy's vectorised sort of these is stable, and four times faster than torch.argsort.
-    bits = hashes.numpy().view(np.int32).astype(np.int64)
-    bits ^= (bits >> 63) & 0x7FFF_FFFF
+    bits = hashes.numpy().view(np.int32)
+    bits = (bits ^ ((bits >> 31) & 0x7FFF_FFFF)).astype(np.int64)
     bits <<= 32
     bits |= np.arange(bits.shape[-1])
     bits.sort(axis=-1)

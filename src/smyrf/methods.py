@@ -114,5 +114,5 @@ def check_method(method: object) -> None:
     if isinstance(method, Smyrf | Dense):
         return
     if method in (Smyrf, Dense):
-        raise TypeError(f"method={method!r} must be an instance: write {method.__name__}()")  # type: ignore[attr-defined]
+        raise TypeError(f"method={method!r} must be an instance: write {method.__name__}()")
     raise TypeError(f"method={method!r} must be a Smyrf or a Dense, not {type(method).__name__}")

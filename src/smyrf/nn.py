@@ -210,7 +210,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             v = torch.cat([v, self.bias_v.expand(len(v), -1, -1)], dim=1)
         if self.add_zero_attn:
             k, v = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
-        q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
+        q, k, v = (x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2) for x in (q, k, v))
         return q, k, v
 
     def _key_mask(self, key_padding_mask: Tensor | None, k: Tensor) -> Tensor | None:
@@ -250,7 +250,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             scores = scores.masked_fill(~scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
         elif attn_mask is not None:
             if attn_mask.dim() == 3:
-                attn_mask = attn_mask.unflatten(0, (len(q), self.num_heads))  # (B, heads, N, M)
+                attn_mask = attn_mask.view(len(q), self.num_heads, *attn_mask.shape[1:])  # (B, heads, N, M)
             added = k.shape[2] - attn_mask.shape[-1]
             attn_mask = nn.functional.pad(attn_mask, (0, added), value=False if attn_mask.dtype == torch.bool else 0.0)
             scores = scores.masked_fill(attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask

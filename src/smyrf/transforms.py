@@ -20,25 +20,31 @@ class Lifted(NamedTuple):
     """The two parts of F(q) or G(k).
 
     Args:
-        factor: ``(…, N, 1)``, by which the vector itself is multiplied.
-        extra: ``(…, N, X)``, the coordinates that are appended.
+        factor: ``(…, N)``, by which the vector itself is multiplied, or one number.
+        extra: the coordinates that are appended, ``(…, N)`` each, or one number.
 
     Example:
         >>> import torch
-        >>> Lifted(torch.ones(3, 1), torch.zeros(3, 2)).apply(torch.ones(3, 5)).shape
+        >>> Lifted(1.0, (torch.zeros(3), 0.5)).apply(torch.ones(3, 5)).shape
         torch.Size([3, 7])
     """
 
-    factor: Tensor
-    extra: Tensor
+    factor: Tensor | float
+    extra: tuple[Tensor | float, ...]
 
     def apply(self, x: Tensor) -> Tensor:
         """The long vectors [factor · x; extra], ``(…, N, D + X)``."""
-        return torch.cat([self.factor * x, self.extra], dim=-1)
+        factor, *extra = (torch.as_tensor(c, dtype=x.dtype).expand(x.shape[:-1]) for c in (self.factor, *self.extra))
+        return torch.cat([factor[..., None] * x, *(column[..., None] for column in extra)], dim=-1)
+
+    def times(self, number: float) -> Lifted:
+        """The same for vectors that are `number` times as long."""
+        return self._replace(factor=self.factor * number)
 
     def at(self, rows: slice) -> Lifted:
         """The parts for some rows of the first axis."""
-        return Lifted(self.factor[rows], self.extra[rows])
+        factor, *extra = (c[rows] if isinstance(c, Tensor) else c for c in (self.factor, *self.extra))
+        return Lifted(factor, tuple(extra))
 
 
 # A transform takes ‖q‖² (…, N), ‖k‖² (…, M), M_Q² and M_K² (…, 1), and gives the parts of F and of G.
@@ -55,29 +61,24 @@ def asymmetric(q_sq: Tensor, k_sq: Tensor, max_q_sq: Tensor, max_k_sq: Tensor) -
     Then ‖F(q) − G(k)‖² = 2 (M_Q² + M_K² − q·k), which depends on the inner product alone.
     """
     radius_sq = max_q_sq + max_k_sq
-    q_rest = _root(radius_sq - q_sq)  # (…, N)
-    k_rest = _root(radius_sq - k_sq)  # (…, M)
-    return (
-        _lift(q_sq, torch.zeros_like(q_rest), q_rest),
-        _lift(k_sq, k_rest, torch.zeros_like(k_rest)),
-    )
+    return Lifted(1.0, (0.0, _root(radius_sq - q_sq))), Lifted(1.0, (_root(radius_sq - k_sq), 0.0))
 
 
 def none(q_sq: Tensor, k_sq: Tensor, max_q_sq: Tensor, max_k_sq: Tensor) -> tuple[Lifted, Lifted]:
     """Plain E2LSH: the vectors as they are. Distance ‖q‖² + ‖k‖² − 2 q·k."""
-    return _lift(q_sq), _lift(k_sq)
+    return Lifted(1.0, ()), Lifted(1.0, ())
 
 
 def xbox(q_sq: Tensor, k_sq: Tensor, max_q_sq: Tensor, max_k_sq: Tensor) -> tuple[Lifted, Lifted]:
     """F(q) = [q; 0], G(k) = [k; √(M_K² − ‖k‖²)]. Distance ‖q‖² + M_K² − 2 q·k."""
-    return _lift(q_sq, torch.zeros_like(q_sq)), _lift(k_sq, _root(max_k_sq - k_sq))
+    return Lifted(1.0, (0.0,)), Lifted(1.0, (_root(max_k_sq - k_sq),))
 
 
 def h2lsh(q_sq: Tensor, k_sq: Tensor, max_q_sq: Tensor, max_k_sq: Tensor) -> tuple[Lifted, Lifted]:
     """F(q) = (M_K / ‖q‖) [q; 0], G(k) = [k; √(M_K² − ‖k‖²)]. Distance 2 M_K² − 2 (M_K / ‖q‖) q·k."""
     q, k = xbox(q_sq, k_sq, max_q_sq, max_k_sq)
     tiny = torch.finfo(q_sq.dtype).tiny  # a query of zeros stays zero
-    return q._replace(factor=_root(max_k_sq / q_sq.clamp_min(tiny))[..., None]), k
+    return q._replace(factor=_root(max_k_sq / q_sq.clamp_min(tiny))), k
 
 
 def l2lsh(q_sq: Tensor, k_sq: Tensor, max_q_sq: Tensor, max_k_sq: Tensor) -> tuple[Lifted, Lifted]:
@@ -87,10 +88,8 @@ def l2lsh(q_sq: Tensor, k_sq: Tensor, max_q_sq: Tensor, max_k_sq: Tensor) -> tup
     """
     tiny = torch.finfo(k_sq.dtype).tiny
     u_sq = L2LSH_RADIUS**2 / max_k_sq.clamp_min(tiny)  # (…, 1)
-    powers = [(u_sq * k_sq) ** (2**i) for i in range(L2LSH_POWERS)]
-    k = _lift(k_sq, *powers)
-    halves = [torch.full_like(q_sq, 0.5)] * L2LSH_POWERS
-    return _lift(q_sq, *halves), k._replace(factor=_root(u_sq)[..., None].expand_as(k.factor))
+    powers = tuple((u_sq * k_sq) ** (2**i) for i in range(L2LSH_POWERS))
+    return Lifted(1.0, (0.5,) * L2LSH_POWERS), Lifted(_root(u_sq).expand_as(k_sq), powers)
 
 
 TRANSFORMS: dict[str, Transform] = {
@@ -125,12 +124,7 @@ def transform(name: str, q_sq: Tensor, k_sq: Tensor, key_mask: Tensor | None = N
 
 def _largest_finite(norms_sq: Tensor) -> Tensor:
     """Largest norm, (…, 1). A vector with inf or NaN must not decide where all the others go."""
-    return norms_sq.masked_fill(~norms_sq.isfinite(), 0.0).amax(-1, keepdim=True)
-
-
-def _lift(norms_sq: Tensor, *extra: Tensor) -> Lifted:
-    columns = torch.stack(extra, dim=-1) if extra else norms_sq.new_zeros(*norms_sq.shape, 0)
-    return Lifted(torch.ones_like(norms_sq)[..., None], columns)
+    return norms_sq.nan_to_num(nan=0.0, posinf=0.0).amax(-1, keepdim=True)
 
 
 def _root(x: Tensor) -> Tensor:

@@ -77,7 +77,9 @@ def eager_smyrf(q: Tensor, k: Tensor, v: Tensor, method: Smyrf) -> Tensor:
     return (out * share).sum(0)
 
 
-def needed_bytes(name: str, batch: int, heads: int, length: int, item: int, backward: bool, method: Smyrf | None) -> int:
+def needed_bytes(
+    name: str, batch: int, heads: int, length: int, item: int, backward: bool, method: Smyrf | None
+) -> int:
     """A lower bound of what a baseline holds at once, to refuse before memory runs out."""
     if name == DENSE:
         return batch * heads * length * length * item * (3 if backward else 2)

@@ -25,7 +25,12 @@ def plot(measurements: list[Measurement], path: Path, title: str) -> list[Path]:
     with_memory = any(one.extra_bytes is not None for one in measurements)
     n_rows = 2 if with_memory else 1
     figure, axes = plt.subplots(
-        n_rows, len(passes), figsize=(5.2 * len(passes) + 1.6, 3.6 * n_rows), squeeze=False, sharex=True, layout="constrained"
+        n_rows,
+        len(passes),
+        figsize=(5.2 * len(passes) + 1.6, 3.6 * n_rows),
+        squeeze=False,
+        sharex=True,
+        layout="constrained",
     )
     handles: dict[str, Any] = {}
     for column, backward in enumerate(passes):
@@ -57,7 +62,12 @@ def _draw(axis: Any, measurements: list[Measurement], value: Any, label: str) ->
         colour = _OURS[ours.index(name) % len(_OURS)] if name in ours else _OTHERS[kind]
         style = "--" if kind.startswith("eager") else "-"
         (handles[name],) = axis.plot(
-            *zip(*points, strict=True), style, color=colour, marker="o", markersize=3.5, linewidth=2.2 if name in ours else 1.5
+            *zip(*points, strict=True),
+            style,
+            color=colour,
+            marker="o",
+            markersize=3.5,
+            linewidth=2.2 if name in ours else 1.5,
         )
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")

@@ -50,7 +50,7 @@ class Measurement:
         return self.name if self.method is None else f"{self.name} {self.method.n_hashes}×{self.method.cluster_size}"
 
 
-def baseline(measurements: list[Measurement], one: Measurement, name: str = SDPA) -> Measurement | None:
+def baseline(measurements: list[Measurement], one: Measurement, name: str) -> Measurement | None:
     """The measurement of a baseline on the same problem, and for the same method where it has one."""
     for other in measurements:
         if other.problem == one.problem and other.name == name and other.method in (None, one.method):
@@ -58,14 +58,16 @@ def baseline(measurements: list[Measurement], one: Measurement, name: str = SDPA
     return None
 
 
-def ratio(above: float | int | None, below: float | int | None) -> float | None:
-    """above / below where both were measured.
+def speedup(measurements: list[Measurement], one: Measurement, over: str = SDPA) -> float | None:
+    """How many times faster than a baseline, if both were run."""
+    other = baseline(measurements, one, over)
+    return other.seconds / one.seconds if other and other.seconds and one.seconds else None
 
-    Example:
-        >>> ratio(6.0, 4), ratio(None, 4)
-        (1.5, None)
-    """
-    return above / below if above is not None and below else None
+
+def memory_ratio(measurements: list[Measurement], one: Measurement, to: str = SDPA) -> float | None:
+    """Extra memory as a multiple of a baseline's, if both were measured."""
+    other = baseline(measurements, one, to)
+    return one.extra_bytes / other.extra_bytes if other and other.extra_bytes and one.extra_bytes is not None else None
 
 
 def machine() -> dict[str, Any]:
@@ -87,7 +89,6 @@ def save(path: Path, command: str, threads: int, config: dict[str, Any], measure
     """Writes the run, under a temporary name first: a kill leaves the old file or the new one."""
     rows = []
     for one in measurements:
-        fused, eager = baseline(measurements, one), baseline(measurements, one, "eager smyrf")
         rows.append(
             {
                 **asdict(one.problem),
@@ -96,9 +97,9 @@ def save(path: Path, command: str, threads: int, config: dict[str, Any], measure
                 "seconds": one.seconds,
                 "extra_bytes": one.extra_bytes,
                 "skipped": one.skipped,
-                "speedup_over_sdpa": ratio(fused and fused.seconds, one.seconds),
-                "speedup_over_eager_smyrf": ratio(eager and eager.seconds, one.seconds),
-                "memory_relative_to_sdpa": ratio(one.extra_bytes, fused and fused.extra_bytes),
+                "speedup_over_sdpa": speedup(measurements, one),
+                "speedup_over_eager_smyrf": speedup(measurements, one, "eager smyrf"),
+                "memory_relative_to_sdpa": memory_ratio(measurements, one),
             }
         )
     data = {

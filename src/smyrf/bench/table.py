@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from smyrf.bench.results import Measurement, baseline, ratio
+from smyrf.bench.results import Measurement, memory_ratio, speedup
 
 
 def table(measurements: list[Measurement], title: str, backward: bool) -> Table:
@@ -24,9 +24,7 @@ def table(measurements: list[Measurement], title: str, backward: bool) -> Table:
             found.add_section()
         fresh = one.problem != previous
         previous = one.problem
-        fused = baseline(measurements, one)
-        speed = ratio(fused and fused.seconds, one.seconds)
-        memory = ratio(one.extra_bytes, fused and fused.extra_bytes)
+        speed, memory = speedup(measurements, one), memory_ratio(measurements, one)
         ours = one.name == "smyrf"
         found.add_row(
             str(one.problem.batch) if fresh else "",

@@ -27,6 +27,7 @@ def attend(
     dropout_p: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
+    """Arguments and results as in `smyrf.kernels.attend`."""
     batch, heads, n_queries, _ = q.shape
     repeat = heads // k.shape[1]
     q_rows = q.flatten(0, 1)  # (B, N, D)

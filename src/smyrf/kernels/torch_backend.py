@@ -11,10 +11,11 @@ Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from smyrf.groups import Extra, Groups, pack, unpack
@@ -36,6 +37,7 @@ def attend(
     dropout_p: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
+    """Arguments and results as in `smyrf.kernels.attend`."""
     tensors, layout = pack(groups)
     return _attend(q, k, v, tensors, layout, scale, dropout_p, seed)
 
@@ -138,8 +140,8 @@ def _attend_backward(
                         total[unit.rows].flatten(0, 1)[part] = own.to(wide)
             here = slice(unit.rows.start * q.shape[2], unit.rows.stop * q.shape[2])
             for slot in walk.slot:  # one list after the other
-                part = scratch.get("dq", (len(slot), dq.shape[-1]), wide)
-                dq[here] += torch.index_select(of_slots, 0, slot, out=part)
+                of_queries = scratch.get("dq of queries", (len(slot), dq.shape[-1]), wide)
+                dq[here] += torch.index_select(of_slots, 0, slot, out=of_queries)
     return [d.to(x.dtype) for d, x in zip(grads, inputs, strict=True)]
 
 
@@ -189,18 +191,16 @@ def _merge(out: Tensor, lse: Tensor, o: Tensor, s: Tensor, slot: Tensor, scratch
     """
     for start in range(0, len(out), MERGE_ROWS):
         here = slice(start, start + MERGE_ROWS)
-        places = slot[:, here].T.contiguous()  # (r, P)
-        lses, bases = s[0][places], s[1][places]  # (r, P)
+        places = slot[:, here]  # (P, r)
+        lses, bases = s[0][places], s[1][places]  # (P, r)
         before = lse[here].clone()
-        torch.logsumexp(lses if first else torch.cat([lses, before[:, None]], dim=1), 1, out=lse[here])
-        shares = _shares(bases, lse[here, None])  # (r, P)
+        torch.logsumexp(lses if first else torch.cat([lses, before[None]]), 0, out=lse[here])
+        shares = _shares(bases, lse[here]).T  # (r, P)
         if len(slot) == 1:
-            merged = torch.index_select(
-                o, 0, places[:, 0], out=scratch.get("merged", (len(places), o.shape[1]), o.dtype)
-            )
-            merged *= shares
+            merged = scratch.get("merged", (len(shares), o.shape[1]), o.dtype)
+            torch.index_select(o, 0, places[0], out=merged).mul_(shares)
         else:  # a weighted sum of rows in one pass: Σ_p share_np · o[place_np]
-            merged = torch.nn.functional.embedding_bag(places, o, mode="sum", per_sample_weights=shares)
+            merged = F.embedding_bag(places.T.contiguous(), o, mode="sum", per_sample_weights=shares.contiguous())
         if first:
             out[here] = merged
         else:

@@ -73,7 +73,8 @@ def forward(block: Block, out: Tensor, lse: Tensor, base: Tensor, scratch: Works
     several of them multiplies anyway. Without any key these are 0, -inf and -inf.
     """
     if not block.fused:
-        return _explicit_forward(block, out, lse, base, scratch)
+        _explicit_forward(block, out, lse, base, scratch)
+        return
     q, k, v = block.q[:, None], block.k[:, None], block.v[:, None]  # (G, 1, C, D) …
     if q.device.type == "cuda":
         o, s = _CUDA_FORWARD(q, k, v, None, True, 0.0, block.causal, scale=block.scale)[:2]

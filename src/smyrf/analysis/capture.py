@@ -1,0 +1,69 @@
+"""Take q, k and v out of any model that calls ``F.scaled_dot_product_attention``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class Captured(NamedTuple):
+    """Arguments of one attention call.
+
+    Args:
+        q: ``(batch, heads, N, D)``.
+        k: ``(batch, kv_heads, M, D)``.
+        v: ``(batch, kv_heads, M, E)``.
+        scale: of the scores.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+
+
+class CaptureAttention(TorchFunctionMode):
+    """Inside the block, remembers the arguments of every attention call; the calls run as they would.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(1, 2, 5, 4)
+        >>> with CaptureAttention() as capture:
+        ...     out = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        >>> len(capture.calls), capture.calls[0].scale
+        (1, 0.5)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Captured] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+            q, k, v = (named[name].detach() for name in ("query", "key", "value"))
+            scale = kwargs.get("scale")
+            self.calls.append(Captured(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale))
+        return func(*args, **kwargs)
+
+
+def capture_attention(run: Callable[[], Any]) -> list[Captured]:
+    """The attention calls of `run`, without gradients.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(4, 4)
+        >>> capture_attention(lambda: layer(torch.randn(3, 4)))
+        []
+    """
+    with torch.no_grad(), CaptureAttention() as capture:
+        run()
+    return capture.calls

@@ -1,0 +1,70 @@
+"""What `smyrf bench` does once its arguments are known to be good."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from smyrf.bench import plots, results, table
+from smyrf.bench.cases import PRESETS, Plan, Problem
+from smyrf.bench.run import run
+from smyrf.methods import Smyrf
+
+
+def plan(
+    preset: str | None,
+    shapes: list[tuple[int, int]],
+    methods: list[Smyrf],
+    *,
+    heads: int,
+    width: int,
+    dtype: str,
+    backward: bool,
+) -> Plan:
+    """Problems and methods: those of a preset, or the given ones.
+
+    Example:
+        >>> len(plan("batch1", [], [], heads=4, width=64, dtype="float32", backward=True).problems)
+        14
+    """
+    return Plan(
+        problems=tuple(
+            Problem(batch, heads, length, width, dtype, direction)
+            for direction in ((False, True) if backward else (False,))
+            for batch, length in (PRESETS[preset].shapes if preset else shapes)
+        ),
+        methods=PRESETS[preset].methods if preset else tuple(methods),
+    )
+
+
+def bench(
+    what: Plan,
+    title: str,
+    *,
+    threads: int,
+    memory: bool,
+    backend: str | None,
+    json: Path | None,
+    plot: Path | None,
+    console: Console,
+) -> None:
+    """Runs a plan, prints its tables, and writes what was asked for."""
+    first = what.problems[0]
+    setting = (
+        f"{results.machine()['cpu']}, {threads} thread{'s' * (threads > 1)}, "
+        f"{first.heads} heads of {first.width}, {first.dtype}"
+    )
+    console.print(f"[bold]{title}[/]: {setting}", highlight=False)
+    measurements = run(what, threads, memory, backend, console)
+    for direction in dict.fromkeys(problem.backward for problem in what.problems):
+        console.print(table.table(measurements, title, direction))
+    if json is not None:
+        config = {"backend": backend, "memory": memory}
+        results.save(json, shlex.join(["smyrf", *sys.argv[1:]]), threads, config, measurements)
+        console.print(f"written: {json}")
+    if plot is not None:
+        for file in plots.plot(measurements, plot, f"Attention on {setting}"):
+            console.print(f"written: {file}")

