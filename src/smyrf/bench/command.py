@@ -58,12 +58,16 @@ def bench(
         f"{first.heads} heads of {first.width}, {first.dtype}"
     )
     console.print(f"[bold]{title}[/]: {setting}", highlight=False)
-    measurements = run(what, threads, memory, backend, console)
+
+    def keep(measurements: list[results.Measurement]) -> None:
+        if json is not None:
+            config = {"backend": backend, "memory": memory}
+            results.save(json, shlex.join(["smyrf", *sys.argv[1:]]), threads, config, measurements)
+
+    measurements = run(what, threads=threads, memory=memory, backend=backend, console=console, keep=keep)
     for direction in dict.fromkeys(problem.backward for problem in what.problems):
         console.print(table.table(measurements, title, direction))
     if json is not None:
-        config = {"backend": backend, "memory": memory}
-        results.save(json, shlex.join(["smyrf", *sys.argv[1:]]), threads, config, measurements)
         console.print(f"written: {json}")
     if plot is not None:
         for file in plots.plot(measurements, plot, f"Attention on {setting}"):

@@ -43,7 +43,8 @@ def extra_bytes(name: str, problem: Problem, method: Smyrf | None, threads: int,
         [sys.executable, "-m", "smyrf.bench.peak", request], capture_output=True, text=True, check=False
     )
     if answer.returncode:
-        reason = "killed, probably for want of memory" if answer.returncode < 0 else answer.stderr.strip()[-500:]
+        lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
+        reason = "killed, probably for want of memory" if answer.returncode < 0 else lines[-1]
         raise RuntimeError(f"measuring the memory of {name} at length {problem.length} failed: {reason}")
     return int(answer.stdout)
 

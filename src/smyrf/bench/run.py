@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -18,8 +19,20 @@ from smyrf.bench.timing import once, seconds
 from smyrf.methods import Smyrf
 
 
-def run(plan: Plan, threads: int, memory: bool, backend: str | None, console: Console) -> list[Measurement]:
-    """Measures the whole plan; what does not fit into memory is skipped and says so."""
+def run(
+    plan: Plan,
+    *,
+    threads: int,
+    memory: bool,
+    backend: str | None,
+    console: Console,
+    keep: Callable[[list[Measurement]], None],
+) -> list[Measurement]:
+    """Measures the whole plan; what does not fit into memory is skipped and says so.
+
+    Args:
+        keep: called with what there is after every problem, so that a kill loses little.
+    """
     torch.set_num_threads(threads)
     measurements: list[Measurement] = []
     progress = Progress(
@@ -35,12 +48,17 @@ def run(plan: Plan, threads: int, memory: bool, backend: str | None, console: Co
         task = progress.add_task("measuring", total=n_steps)
         for problem in plan.problems:
             measurements += _time_all(plan, problem, backend, progress, task)
+            keep(measurements)
         if memory:
             for i, one in enumerate(measurements):
                 progress.update(task, description=f"memory of {one.label} at {one.problem.length:,}")
                 if one.seconds is not None:
-                    found = peak.extra_bytes(one.name, one.problem, one.method, threads, backend)
-                    measurements[i] = replace(one, extra_bytes=found)
+                    try:
+                        found = peak.extra_bytes(one.name, one.problem, one.method, threads, backend)
+                        measurements[i] = replace(one, extra_bytes=found)
+                    except RuntimeError as error:
+                        measurements[i] = replace(one, skipped=str(error))
+                    keep(measurements)
                 progress.advance(task)
     return measurements
 

@@ -1,0 +1,152 @@
+import json
+import time
+
+import pytest
+import torch
+
+from smyrf import Smyrf
+from smyrf.bench import peak, plots, results, run, table, timing
+from smyrf.bench.cases import PRESETS, Plan, Problem
+from smyrf.bench.contenders import contender, eager_smyrf, needed_bytes
+from smyrf.bench.results import Measurement
+
+PROBLEM = Problem(batch=1, heads=2, length=256, width=16, dtype="float32", backward=False)
+
+
+def test_presets_are_the_papers_experiments():
+    assert all(batch == 1 for batch, _ in PRESETS["batch1"].shapes)
+    assert [n for _, n in PRESETS["batch1"].shapes] == [1024, 2048, 4096, 8192, 16384, 32768, 65536]
+    assert len(PRESETS["batch1"].methods) > 1
+    assert all(batch * n == 65536 for batch, n in PRESETS["fixed-tokens"].shapes)
+
+
+def test_inputs_are_the_same_for_everyone():
+    assert all(torch.equal(a, b) for a, b in zip(PROBLEM.inputs(), PROBLEM.inputs(), strict=True))
+
+
+def test_the_eager_formulation_is_the_same_method():
+    """One cluster is dense; several give an error like ours."""
+    q, k, v = PROBLEM.inputs()
+    dense = contender("sdpa", None)(q, k, v)
+    torch.testing.assert_close(eager_smyrf(q, k, v, Smyrf(3, 256)), dense, atol=1e-5, rtol=1e-5)
+    method = Smyrf(8, 32)
+    theirs = (eager_smyrf(q, k, v, method) - dense).norm()
+    ours = (contender("smyrf", method)(q, k, v) - dense).norm()
+    assert 0.8 < float(theirs / ours) < 1.25
+
+
+@pytest.mark.parametrize("name", ["smyrf", "eager smyrf", "sdpa", "eager dense"])
+def test_every_contender_can_be_differentiated(name):
+    problem = Problem(1, 2, 128, 8, "float32", backward=True)
+    timing.once(contender(name, Smyrf(2, 32)), problem)()
+
+
+def test_the_best_of_several_times_counts_and_slow_calls_run_once(monkeypatch):
+    monkeypatch.setattr(timing, "SLOW_SECONDS", 0.05)
+    counts = {"fast": 0, "slow": 0}
+
+    def call(name, duration):
+        def run():
+            counts[name] += 1
+            time.sleep(duration * (3 if counts[name] == 1 else 1))
+
+        return run
+
+    best = dict(timing.seconds({"fast": call("fast", 0.001), "slow": call("slow", 0.03)}, budget=0.05))
+    assert 0.001 <= best["fast"] < 0.003
+    assert counts["fast"] > 3
+    assert counts["slow"] == 1
+
+
+def test_peak_memory_is_that_of_the_call_alone():
+    if peak.can_measure():
+        pytest.skip(peak.can_measure())
+    matrix = 2 * 2048 * 2048 * 4  # scores of two heads
+    problem = Problem(1, 2, 2048, 16, "float32", backward=False)
+    dense = peak.extra_bytes("eager dense", problem, None, 1, None)
+    assert matrix < dense < 4 * matrix
+    assert peak.extra_bytes("sdpa", problem, None, 1, None) < matrix / 8
+
+
+def test_a_process_that_fails_says_why():
+    broken = Smyrf()
+    object.__setattr__(broken, "n_hashes", 0)
+    with pytest.raises(RuntimeError, match="memory of smyrf at length 64 failed: ValueError: n_hashes=0"):
+        peak.extra_bytes("smyrf", Problem(1, 1, 64, 4, "float32", False), broken, 1, None)
+
+
+def test_what_does_not_fit_is_skipped_with_a_reason(monkeypatch):
+    assert needed_bytes("eager dense", 1, 4, 65536, 4, False, None) == 2 * 4 * 65536**2 * 4
+    monkeypatch.setattr(run, "_available_bytes", lambda: 10**6)
+    reason = run._why_not(Measurement(Problem(1, 4, 4096, 64, "float32", False), "eager dense", None))
+    assert reason == "needs 1 GB"
+    odd = Measurement(Problem(1, 4, 100, 64, "float32", False), "eager smyrf", Smyrf(4, 64))
+    assert "not a multiple" in run._why_not(odd)
+
+
+@pytest.fixture
+def measurements():
+    backward = Problem(**{**PROBLEM.__dict__, "backward": True})
+    found = []
+    for problem in (PROBLEM, backward):
+        found += [
+            Measurement(problem, "smyrf", Smyrf(4, 64), 0.5, 30_000_000),
+            Measurement(problem, "eager smyrf", Smyrf(4, 64), 2.0, 90_000_000),
+            Measurement(problem, "sdpa", None, 1.0, 10_000_000),
+            Measurement(problem, "eager dense", None, skipped="needs 69 GB"),
+        ]
+    return found
+
+
+def test_ratios_are_within_one_problem(measurements):
+    ours = measurements[0]
+    assert results.speedup(measurements, ours) == 2.0
+    assert results.speedup(measurements, ours, "eager smyrf") == 4.0
+    assert results.memory_ratio(measurements, ours) == 3.0
+    assert results.speedup(measurements, measurements[3]) is None
+    assert results.speedup(measurements[1:2], measurements[1]) is None
+
+
+def test_a_result_file_can_be_repeated(measurements, tmp_path):
+    path = tmp_path / "new" / "out.json"
+    results.save(path, "smyrf bench --preset batch1", 2, {"memory": True}, measurements)
+    data = json.loads(path.read_text())
+    assert data["command"] == "smyrf bench --preset batch1"
+    assert data["threads"] == 2
+    assert {"cpu", "torch", "numpy", "python", "smyrf", "commit"} <= set(data["machine"])
+    assert data["results"][0]["speedup_over_sdpa"] == 2.0
+    assert data["results"][0]["method"]["n_hashes"] == 4
+    assert data["results"][3]["skipped"] == "needs 69 GB"
+    assert not list(path.parent.glob("*.tmp"))
+
+
+def test_tables_show_one_direction(measurements):
+    from rich.console import Console
+
+    with open("/dev/null", "w") as nowhere:
+        console = Console(width=100, record=True, file=nowhere)
+        console.print(table.table(measurements, "title", backward=False))
+    text = console.export_text()
+    assert "smyrf 4×64" in text
+    assert "needs 69 GB" in text
+    assert "2.0" in text
+    assert "backward" not in text
+
+
+def test_plots_are_written_as_png_and_svg(measurements, tmp_path):
+    written = plots.plot(measurements, tmp_path / "plots" / "out", "title")
+    assert [file.suffix for file in written] == [".png", ".svg"]
+    assert written[0].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in written[1].read_text()
+
+
+def test_a_whole_run_measures_everything():
+    from rich.console import Console
+
+    plan = Plan(problems=(PROBLEM,), methods=(Smyrf(2, 32), Smyrf(4, 32)))
+    with open("/dev/null", "w") as nowhere:
+        kept = []
+        found = run.run(plan, threads=1, memory=False, backend=None, console=Console(file=nowhere), keep=kept.append)
+    assert kept == [found]  # saved after its only problem
+    assert [one.label for one in found] == ["smyrf 2×32", "smyrf 4×32", "eager smyrf 2×32", "sdpa", "eager dense"]
+    assert all(one.seconds > 0 for one in found)

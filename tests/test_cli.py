@@ -1,0 +1,70 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from smyrf.cli import app
+
+runner = CliRunner()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bench", "--preset", "huge"], "--preset huge must be one of batch1, fixed-tokens, quick"),
+        (["bench", "--preset", "batch1", "--length", "64"], "leave out --length"),
+        (["bench", "--length", "0"], "--length 0 must be at least 1"),
+        (["bench", "--length", "64", "--batch", "-1"], "--batch -1 must be at least 1"),
+        (["bench", "--length", "64", "--n-hashes", "4"], "go in pairs"),
+        (["bench", "--length", "64", "--n-hashes", "0", "--cluster-size", "4"], "--n-hashes 0 must be at least 1"),
+        (["bench", "--dtype", "int8"], "--dtype int8 must be one of float32"),
+        (["bench", "--backend", "cuda"], "--backend cuda must be one of reference, torch"),
+        (["bench", "--threads", "0"], "--threads 0 must be at least 1"),
+    ],
+)
+def test_bad_input_gives_one_sentence_and_exit_code_2(arguments, words):
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path):
+    file = tmp_path / "taken"
+    file.write_text("")
+    result = runner.invoke(app, ["demo", "--output", str(file)])
+    assert result.exit_code == 2
+    assert "is a file, not a folder" in result.stderr.replace("\n", " ")
+
+
+def test_bench_writes_table_json_and_plots(tmp_path):
+    out = tmp_path / "out.json"
+    arguments = [
+        "bench",
+        "--length",
+        "64",
+        "--length",
+        "128",
+        "--n-hashes",
+        "2",
+        "--cluster-size",
+        "16",
+        "--heads",
+        "2",
+    ]
+    arguments += ["--width", "8", "--threads", "1", "--no-memory", "--json", str(out), "--plot", str(tmp_path / "plot")]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "smyrf 2×16" in result.output
+    data = json.loads(out.read_text())
+    assert {row["length"] for row in data["results"]} == {64, 128}
+    assert {row["backward"] for row in data["results"]} == {False, True}
+    assert (tmp_path / "plot.png").exists()
+    assert (tmp_path / "plot.svg").exists()
+
+
+def test_help_lists_the_commands():
+    result = runner.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert "bench" in result.output
+    assert "demo" in result.output
