@@ -240,6 +240,13 @@ def test_any_number_of_leading_axes(lead, method):
     torch.testing.assert_close(out, same.view_as(out))
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_meta_tensors_give_shapes(is_causal):
+    q = torch.empty(2, 3, 300, 8, device="meta")
+    for method in (Dense(), Smyrf(2, 16), Smyrf(2, 16, deduplicate=True)):
+        assert attention(q, q, q, method=method, is_causal=is_causal).shape == q.shape
+
+
 def test_an_empty_batch_gives_an_empty_result():
     q, k, v = problem(batch=0)
     assert attention(q, k, v, method=Smyrf(2, 8)).shape == (0, 3, 97, 17)

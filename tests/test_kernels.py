@@ -294,6 +294,18 @@ def test_operators_obey_pytorchs_rules():
     torch.library.opcheck(torch_backend._attend, (q, k, v, tensors, layout, 0.3, 0.1, SEED))
 
 
+@pytest.mark.parametrize("slots", [32, 50])
+def test_cuda_operators_are_called_as_their_signatures_say(slots):
+    """Shapes alone, on the meta device: this says nothing about their numbers, which need a GPU."""
+    q = torch.empty(5, 1, slots, 16, device="meta")
+    k = torch.empty(5, 1, 70, 16, device="meta")
+    out, lse = within._cuda_forward(q, k, k, False, 0.3)
+    assert out.shape == q.shape
+    assert lse.shape == (5, 1, slots)
+    grads = within._cuda_backward(out, q, k, k, out, lse, False, 0.3)
+    assert [x.shape for x in grads] == [q.shape, k.shape, k.shape]
+
+
 def test_packing_loses_nothing():
     q, k, _ = problem()
     before = [*lists(q, k, Smyrf(2, 8, deduplicate=True)), *lists(q, k, Smyrf(2, 8), causal=True)]

@@ -71,7 +71,9 @@ def attention(
     check_generator(generator)
 
     device = q.device.type
-    if torch.is_autocast_enabled(device):  # as for PyTorch's function, which is on autocast's list
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(
+        device
+    ):  # as for PyTorch's function, which is on autocast's list
         dtype = torch.get_autocast_dtype(device)
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
     if not q.dtype == k.dtype == v.dtype:

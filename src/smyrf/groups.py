@@ -69,6 +69,14 @@ class Groups:
         rows, n_groups, slots = self.queries.shape
         return rows, n_groups, slots, self.keys.shape[-1]
 
+    def key_numbers(self, n_keys: int) -> Tensor:
+        """A number for each key slot, ``(B, L, S + F)``; extra keys are numbered behind the M keys."""
+        if self.extra is None:
+            return self.keys
+        rows, n_groups, n_extra = self.extra.bias.shape
+        numbers = torch.arange(n_groups * n_extra, device=self.keys.device) + n_keys
+        return torch.cat([self.keys, numbers.view(1, n_groups, n_extra).expand(rows, -1, -1)], dim=2)
+
     def rows(self, which: slice) -> Groups:
         """The same list for some of the B rows."""
         return Groups(

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from smyrf.groups import Groups, stack
 from smyrf.kernels.dropout import keep
-from smyrf.kernels.reference import key_numbers
 from smyrf.kernels.within import Block, can_fuse
 from smyrf.kernels.workspace import Workspace
 
@@ -136,7 +135,7 @@ class Walk:
         self._n_extra = 0 if groups.extra is None else groups.extra.bias.shape[-1]
         self._numbers = self._streams = None
         if dropout_p > 0.0:
-            self._numbers = key_numbers(groups, k.length).flatten(0, 1)  # (P·R·L, S + F)
+            self._numbers = groups.key_numbers(k.length).flatten(0, 1)  # (P·R·L, S + F)
             of_list = torch.arange(unit.lists.start, unit.lists.stop, device=device) * len(q.start)
             streams = head + of_list.repeat_interleave(n_rows // len(parts))  # (P·R,)
             self._streams = streams.repeat_interleave(n_groups)  # (P·R·L,)

@@ -95,7 +95,7 @@ def attend_round(
             seed,
             (row + round_index * rows).expand(-1, n_groups, 1).flatten(),  # (B·L,)
             groups.queries.flatten(0, 1),
-            key_numbers(groups, k.shape[1]).flatten(0, 1),
+            groups.key_numbers(k.shape[1]).flatten(0, 1),
             dropout_p,
         )
         weights = weights * kept.view_as(weights)
@@ -137,12 +137,3 @@ def slot_of(queries: Tensor, n_queries: int) -> Tensor:
     slot = torch.full((rows, n_queries + 1), n_slots, device=queries.device)
     where = torch.where(slots < 0, n_queries, slots)
     return slot.scatter_(1, where, torch.arange(n_slots, device=queries.device).expand(rows, -1))[:, :n_queries]
-
-
-def key_numbers(groups: Groups, n_keys: int) -> Tensor:
-    """A number for each key slot of a group, ``(B, L, S)``; extra keys are numbered behind the M keys."""
-    if groups.extra is None:
-        return groups.keys
-    rows, n_groups, n_extra = groups.extra.bias.shape
-    numbers = torch.arange(n_groups * n_extra, device=groups.keys.device) + n_keys
-    return torch.cat([groups.keys, numbers.view(1, n_groups, n_extra).expand(rows, -1, -1)], dim=2)

@@ -1,9 +1,9 @@
 """`attend` on PyTorch's own operators: O(N) memory, exact gradients, any strides.
 
-Forward walks over the lists and, inside a list, over chunks of groups: gather the rows, attend, and
-merge the result in place into one running output and log-sum-exp per query. Backward walks the same
-way and recomputes each chunk with the merged log-sum-exp. Neither holds more than one chunk beside
-its results. Both are custom operators, so that `torch.compile` sees one node with a known shape.
+Forward walks over the rows (heads), their lists and chunks of groups: gather the vectors, attend, and
+merge the results into one output and log-sum-exp per query. Backward walks the same way and recomputes
+each chunk with the merged log-sum-exp. Neither holds more than some rows' results beside its own. Both
+are custom operators, so that `torch.compile` sees one node with a known shape.
 
 Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query and S
         key slots per group, F extra keys, G groups in a chunk.
@@ -102,7 +102,9 @@ def _attend_backward(
     of_extras = iter(grads[3:])
     dextras = [g.extra and Extra(next(of_extras), next(of_extras), next(of_extras)) for g in lists]
     grad_rows, out_rows = grad.reshape(-1, grad.shape[-1]), out.reshape(-1, out.shape[-1])  # (B·N, E)
-    delta = (grad_rows * out_rows).sum(-1, dtype=wide)  # (B·N,)
+    starts = range(0, len(grad_rows), MERGE_ROWS)  # piece by piece: the products would be another output
+    parts = [(grad_rows[i : i + MERGE_ROWS].to(wide) * out_rows[i : i + MERGE_ROWS]).sum(-1) for i in starts]
+    delta = torch.cat(parts)  # (B·N,)
     # A query without any key has no weights: exp(S − inf) is zero, where exp(S + inf) would not be.
     lse_rows = lse.flatten().masked_fill(lse.flatten() == -torch.inf, torch.inf)  # (B·N,)
 

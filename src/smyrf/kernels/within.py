@@ -77,8 +77,7 @@ def forward(block: Block, out: Tensor, lse: Tensor, base: Tensor, scratch: Works
         return
     q, k, v = block.q[:, None], block.k[:, None], block.v[:, None]  # (G, 1, C, D) …
     if q.device.type == "cuda":
-        o, s = _CUDA_FORWARD(q, k, v, None, True, 0.0, block.causal, scale=block.scale)[:2]
-        s = s[..., : q.shape[2]]  # the operator pads the log-sum-exps
+        o, s = _cuda_forward(q, k, v, block.causal, block.scale)
     else:
         bias = _with_causal(block)
         o, s = _CPU_FORWARD(q, k, v, 0.0, block.causal and bias is None, attn_mask=bias, scale=block.scale)
@@ -105,17 +104,27 @@ def backward(
     q, k, v = block.q[:, None], block.k[:, None], block.v[:, None]
     grad, out, lse = grad[:, None].to(q.dtype), out[:, None].to(q.dtype), lse[:, None]
     if q.device.type == "cuda":
-        lse = torch.nn.functional.pad(lse, (0, -q.shape[2] % 32), value=torch.inf)
-        rng = torch.zeros((), dtype=torch.int64, device=q.device)  # seed and offset of no dropout
-        wanted = [True, True, True, False]
-        dq, dk, dv = _CUDA_BACKWARD(
-            grad, q, k, v, None, out, lse, rng, rng, 0.0, wanted, block.causal, scale=block.scale
-        )[:3]
+        dq, dk, dv = _cuda_backward(grad, q, k, v, out, lse, block.causal, block.scale)
     else:
         bias = _with_causal(block)
         causal = block.causal and bias is None
         dq, dk, dv = _CPU_BACKWARD(grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=block.scale)
     return dq[:, 0], dk[:, 0], dv[:, 0], None
+
+
+def _cuda_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    out, lse = _CUDA_FORWARD(q, k, v, None, True, 0.0, causal, scale=scale)[:2]
+    return out, lse[..., : q.shape[2]]  # the operator pads the log-sum-exps
+
+
+def _cuda_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    lse = torch.nn.functional.pad(lse, (0, -q.shape[2] % 32), value=torch.inf)
+    rng = torch.zeros((), dtype=torch.int64, device=q.device)  # seed and offset of no dropout
+    wanted = [True, True, True, False]
+    dq, dk, dv = _CUDA_BACKWARD(grad, q, k, v, None, out, lse, rng, rng, 0.0, wanted, causal, scale=scale)[:3]
+    return dq, dk, dv
 
 
 def _with_causal(block: Block) -> Tensor | None:
