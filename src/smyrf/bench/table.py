@@ -10,7 +10,14 @@ from smyrf.bench.results import Measurement, memory_ratio, speedup
 def table(measurements: list[Measurement], title: str, backward: bool) -> Table:
     """One row per problem and contender; a rule between problems."""
     found = Table(title=f"{title}: {'forward + backward' if backward else 'forward'}", title_justify="left")
+    reasons = [
+        f"{one.label} at {one.problem.length:,} {one.skipped}"
+        for one in measurements
+        if one.skipped and one.problem.backward == backward
+    ]
     found.caption = "speed-up and memory ratio: against sdpa, PyTorch's fused attention; memory: beyond the inputs"
+    if reasons:
+        found.caption += f"\nnot run: {'; '.join(reasons)}"
     found.caption_justify = "left"
     for name in ("batch", "length", "attention"):
         found.add_column(name, justify="left" if name == "attention" else "right", no_wrap=True)
@@ -30,10 +37,10 @@ def table(measurements: list[Measurement], title: str, backward: bool) -> Table:
             str(one.problem.batch) if fresh else "",
             f"{one.problem.length:,}" if fresh else "",
             one.label,
-            one.skipped if one.seconds is None else duration(one.seconds),
+            "–" if one.seconds is None else duration(one.seconds),
             "" if speed is None else f"{speed:.1f}",
             "" if one.extra_bytes is None else size(one.extra_bytes),
-            "" if memory is None else f"{memory:.2f}",
+            "" if memory is None else f"{memory:.3g}",
             style="bold" if ours else "dim" if one.seconds is None else "",
         )
     return found
