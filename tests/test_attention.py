@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -247,9 +249,48 @@ def test_meta_tensors_give_shapes(is_causal):
         assert attention(q, q, q, method=method, is_causal=is_causal).shape == q.shape
 
 
-def test_an_empty_batch_gives_an_empty_result():
-    q, k, v = problem(batch=0)
-    assert attention(q, k, v, method=Smyrf(2, 8)).shape == (0, 3, 97, 17)
+@pytest.mark.parametrize(("batch", "heads"), [(0, 3), (2, 0)])
+@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 8)])
+def test_an_empty_batch_gives_an_empty_result(batch, heads, method):
+    q, k, v = problem(batch=batch, heads=heads, kv_heads=heads)
+    mask = torch.ones(batch, 113, dtype=torch.bool)
+    assert attention(q, k, v, method=method, key_mask=mask).shape == (batch, heads, 97, 17)
+
+
+def test_evaluating_in_inference_mode_does_not_spoil_later_training():
+    def work():
+        x = torch.randn(1, 2, 100, 8)
+        with torch.inference_mode():
+            attention(x, x, x, method=Smyrf(2, 16))
+        y = torch.randn(1, 2, 100, 8, requires_grad=True)
+        attention(y, y, y, method=Smyrf(2, 16)).sum().backward()
+        return y.grad
+
+    with ThreadPoolExecutor(1) as pool:  # a new thread: nothing has been kept in it yet
+        assert pool.submit(work).result().isfinite().all()
+
+
+@backends
+@pytest.mark.parametrize("factor", [30.0, 300.0, 3000.0])
+@pytest.mark.parametrize("method", [Smyrf(4, 16), Smyrf(1, 16), Smyrf(2, 100)])
+def test_weights_sum_to_one_however_large_the_scores_are(backend, factor, method):
+    q, k = factor * torch.randn(2, 1, 2, 97, 13)
+    v = torch.ones(1, 2, 97, 3)
+    out = attention(q, k, v, method=method, scale=1.0, backend=backend)
+    torch.testing.assert_close(out, torch.ones_like(out), atol=1e-6, rtol=0)
+    half = attention(q.half(), k.half(), 60000 * v.half(), method=method, scale=1.0, backend=backend)
+    assert half.isfinite().all()
+
+
+def test_forward_mode_is_exact_in_the_reference_and_refused_elsewhere():
+    q, k, v = (x[:, :, :23] for x in problem(23, 23, 3, 2, dtype=torch.float64))
+    run = lambda q, backend: attention(q, k, v, method=Smyrf(2, 8), generator=0, backend=backend)  # noqa: E731
+    step = torch.randn_like(q)
+    _, tangent = torch.func.jvp(lambda q: run(q, "reference"), (q,), (step,))
+    numeric = (run(q + 1e-6 * step, "reference") - run(q - 1e-6 * step, "reference")) / 2e-6
+    torch.testing.assert_close(tangent, numeric, atol=1e-7, rtol=1e-6)
+    with pytest.raises(RuntimeError, match="pass backend='reference'"):
+        torch.func.jvp(lambda q: run(q, None), (q,), (step,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -445,9 +486,9 @@ def test_more_rounds_and_larger_clusters_lower_the_error():
         (
             {"k": torch.ones(2, 3, 10, 4, dtype=torch.int64)},
             TypeError,
-            "k must be of a floating dtype, not torch.int64",
+            "k must be float16, .* not torch.int64",
         ),
-        ({"v": torch.ones(2, 3, 10, 4, dtype=torch.complex64)}, TypeError, "v must be of a floating dtype"),
+        ({"v": torch.ones(2, 3, 10, 4, dtype=torch.complex64)}, TypeError, "v must be float16, .* not torch.complex64"),
         ({"q": torch.ones(4)}, ValueError, r"q must have at least two axes .* \(4,\)"),
         ({"q": torch.ones(3, 12, 4)}, ValueError, "same number of axes"),
         ({"q": torch.ones(2, 3, 12, 5)}, ValueError, r"same width: q \(2, 3, 12, 5\)"),
@@ -466,6 +507,11 @@ def test_more_rounds_and_larger_clusters_lower_the_error():
         ({"method": "smyrf"}, TypeError, "method='smyrf' must be a Smyrf or a Dense"),
         ({"scale": float("nan")}, ValueError, "scale=nan must be finite"),
         ({"dropout_p": 1.5}, ValueError, r"dropout_p=1.5 must be in \[0, 1\]"),
+        ({"scale": "a"}, TypeError, "scale='a' must be a number or None"),
+        ({"dropout_p": None}, TypeError, "dropout_p=None must be a number"),
+        ({"is_causal": "no"}, TypeError, "is_causal='no' must be a bool"),
+        ({"q": torch.ones(2, 3, 12, 4).to(torch.float8_e4m3fn)}, TypeError, "q must be float16, .* not torch.float8"),
+        ({"method": torch.ones(3)}, TypeError, "must be a Smyrf or a Dense, not Tensor"),
         ({"backend": "cuda"}, ValueError, "backend='cuda' must be None or one of reference, torch"),
         ({"generator": -1}, ValueError, "generator=-1"),
         ({"generator": 2.0}, TypeError, "generator=2.0"),

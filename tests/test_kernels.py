@@ -306,6 +306,22 @@ def test_cuda_operators_are_called_as_their_signatures_say(slots):
     assert [x.shape for x in grads] == [q.shape, k.shape, k.shape]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"groups": []}, "at least one list"),
+        ({"rows": 2}, r"queries \(2, .* but q has batch · heads = 6 rows"),
+        ({"dropout_p": 0.5}, "dropout_p=0.5 needs a seed"),
+        ({"backend": "metal"}, "backend='metal' must be None or one of"),
+    ],
+)
+def test_bad_groups_are_refused(change, words):
+    q, k, v = problem()
+    groups = [g.rows(slice(0, change.pop("rows", 6))) for g in lists(q, k, Smyrf(2, 8))]
+    with pytest.raises(ValueError, match=words):
+        attend(q, k, v, **{"groups": groups, **change})
+
+
 def test_packing_loses_nothing():
     q, k, _ = problem()
     before = [*lists(q, k, Smyrf(2, 8, deduplicate=True)), *lists(q, k, Smyrf(2, 8), causal=True)]

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from smyrf.causal import causal_groups
 from smyrf.clustering import cluster
-from smyrf.kernels import BACKENDS, attend
+from smyrf.kernels import attend, check_backend
 from smyrf.methods import Dense, Method, check_method
 from smyrf.seeds import check_generator, draw_seed
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def attention(
@@ -65,15 +67,52 @@ def attention(
     References:
         Daras, Odena, Kitaev, Dimakis: SMYRF: Efficient Attention using Asymmetric Clustering, 2020.
     """
+    return seeded_attention(
+        q,
+        k,
+        v,
+        method=method,
+        key_mask=key_mask,
+        is_causal=is_causal,
+        scale=scale,
+        dropout_p=dropout_p,
+        enable_gqa=enable_gqa,
+        generator=generator,
+        dropout_generator=generator,
+        backend=backend,
+    )
+
+
+def seeded_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    method: Method,
+    key_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    dropout_p: float,
+    enable_gqa: bool,
+    generator: torch.Generator | int | None,
+    dropout_generator: torch.Generator | int | None,
+    backend: str | None = None,
+) -> Tensor:
+    """`attention` with clusters from one generator and dropout from another."""
     check_method(method)
-    _check_tensors(q, k, v, key_mask, enable_gqa)
-    _check_numbers(scale, dropout_p, backend)
+    check_backend(backend)
     check_generator(generator)
+    check_generator(dropout_generator, "dropout_generator")
+    check_scale(scale)
+    check_dropout("dropout_p", dropout_p)
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name}={flag!r} must be a bool")
+    _check_tensors(q, k, v, key_mask, enable_gqa)
 
     device = q.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(
-        device
-    ):  # as for PyTorch's function, which is on autocast's list
+    # As for PyTorch's own function, which is on autocast's list.
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
     if not q.dtype == k.dtype == v.dtype:
@@ -82,7 +121,7 @@ def attention(
     lead = q.shape[:-2]  # (…, heads)
     q, k, v = (_four_axes(x) for x in (q, k, v))  # (batch, heads, N, D), (batch, kv_heads, M, D or E)
     if key_mask is not None:
-        key_mask = key_mask.reshape(-1, key_mask.shape[-1])  # (batch, M)
+        key_mask = key_mask.reshape(len(q), k.shape[2])  # (batch, M)
         # Weight zero times NaN is NaN: what must not count is taken out before it is multiplied.
         hidden = ~key_mask[:, None, :, None]  # (batch, 1, M, 1)
         k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
@@ -93,7 +132,7 @@ def attention(
     exact = isinstance(method, Dense) or method.n_clusters(q.shape[2], k.shape[2]) == 1
     # PyTorch's function has no causal mask together with a key mask except as an N × M matrix, and takes
     # no generator for its dropout; there, and where a backend is asked for, exact attention is a list too.
-    asked = backend is not None or (dropout_p > 0.0 and generator is not None)
+    asked = backend is not None or (dropout_p > 0.0 and dropout_generator is not None)
     if q.numel() == 0 or (exact and not asked and not (is_causal and key_mask is not None)):
         mask = None if key_mask is None else key_mask[:, None, None]  # (batch, 1, 1, M)
         gqa = q.shape[1] != k.shape[1]
@@ -102,23 +141,43 @@ def attention(
         seed = draw_seed(generator)
         make = causal_groups if is_causal else cluster
         groups = make(q, k, method, seed=seed, scale=scale, key_mask=key_mask)
+        if dropout_p > 0.0 and dropout_generator is not generator:
+            seed = draw_seed(dropout_generator)
         out, _ = attend(q, k, v, groups, scale=scale, dropout_p=dropout_p, seed=seed, backend=backend)
     return out.reshape(*lead, *out.shape[-2:])
+
+
+def check_scale(scale: object) -> None:
+    """Raises unless `scale` is None or a finite number."""
+    if scale is None:
+        return
+    if not isinstance(scale, int | float) or isinstance(scale, bool):
+        raise TypeError(f"{scale=} must be a number or None")
+    if not math.isfinite(scale):
+        raise ValueError(f"{scale=} must be finite")
+
+
+def check_dropout(name: str, dropout: object) -> None:
+    """Raises unless `dropout` is a number from 0 to 1."""
+    if not isinstance(dropout, int | float) or isinstance(dropout, bool):
+        raise TypeError(f"{name}={dropout!r} must be a number")
+    if not 0.0 <= dropout <= 1.0:
+        raise ValueError(f"{name}={dropout} must be in [0, 1]")
 
 
 def _four_axes(x: Tensor) -> Tensor:
     """``(…, heads, N, D)`` → ``(batch, heads, N, D)``."""
     if x.dim() == 2:
         return x[None, None]
-    return x.reshape(-1, *x.shape[-3:])
+    return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, enable_gqa: bool) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(x).__name__}")
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"{name} must be of a floating dtype, not {x.dtype}")
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, not {x.dtype}")
         if x.dim() < 2:
             raise ValueError(f"{name} must have at least two axes (length, width), not the shape {tuple(x.shape)}")
         if x.device != q.device:
@@ -149,12 +208,3 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, ena
         raise ValueError(f"key_mask has the shape {tuple(key_mask.shape)}, but {tuple(expected)} is needed: {shapes}")
     if key_mask.device != q.device:
         raise ValueError(f"key_mask is on {key_mask.device} but q is on {q.device}")
-
-
-def _check_numbers(scale: float | None, dropout_p: float, backend: str | None) -> None:
-    if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"{scale=} must be finite")
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"{dropout_p=} must be in [0, 1]")
-    if backend is not None and backend not in BACKENDS:
-        raise ValueError(f"{backend=} must be None or one of {', '.join(BACKENDS)}")

@@ -113,6 +113,6 @@ def check_method(method: object) -> None:
     """Raises unless `method` is one of ours, with a hint if the class itself was given."""
     if isinstance(method, Smyrf | Dense):
         return
-    if method in (Smyrf, Dense):
+    if isinstance(method, type) and issubclass(method, Smyrf | Dense):
         raise TypeError(f"method={method!r} must be an instance: write {method.__name__}()")
     raise TypeError(f"method={method!r} must be a Smyrf or a Dense, not {type(method).__name__}")

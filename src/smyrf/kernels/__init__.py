@@ -75,5 +75,24 @@ def attend(
         >>> torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=1e-5)
         True
     """
+    check_backend(backend)
+    rows = q.shape[0] * q.shape[1]
+    if not groups:
+        raise ValueError("groups must hold at least one list")
+    for one in groups:
+        if len(one.queries) != rows or len(one.keys) != rows:
+            raise ValueError(
+                f"groups has queries {tuple(one.queries.shape)} and keys {tuple(one.keys.shape)}, "
+                f"but q has batch · heads = {rows} rows"
+            )
+    if dropout_p > 0.0 and seed is None:
+        raise ValueError(f"{dropout_p=} needs a seed")
     run = BACKENDS[backend or DEFAULT_BACKEND]
-    return run(q, k, v, groups, scale=q.shape[-1] ** -0.5 if scale is None else scale, dropout_p=dropout_p, seed=seed)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return run(q, k, v, groups, scale=scale, dropout_p=dropout_p, seed=seed)
+
+
+def check_backend(backend: object) -> None:
+    """Raises unless `backend` is None or a name in `BACKENDS`."""
+    if backend is not None and backend not in BACKENDS:
+        raise ValueError(f"{backend=} must be None or one of {', '.join(BACKENDS)}")

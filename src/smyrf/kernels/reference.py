@@ -88,7 +88,7 @@ def attend_round(
     # Rows without a key are computed on zeros and dropped afterwards, so that no NaN reaches a gradient.
     scores = torch.where(alive, scores.masked_fill(~valid, -torch.inf), 0.0)
     lse = scores.logsumexp(-1, keepdim=True)  # (B, L, C, 1)
-    weights = torch.where(alive, (scores - lse).exp(), 0.0)
+    weights = torch.where(alive, scores.softmax(-1), 0.0)
     if dropout_p > 0.0:
         assert seed is not None
         kept = keep(

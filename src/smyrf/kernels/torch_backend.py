@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from smyrf.groups import Extra, Groups, pack, unpack
 from smyrf.kernels import within
@@ -38,8 +39,19 @@ def attend(
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results as in `smyrf.kernels.attend`."""
+    if not torch.compiler.is_compiling() and any(_is_dual(x) for x in (q, k, v)):
+        raise RuntimeError(
+            "forward-mode derivatives are not defined for backend='torch', and would come out as zero: "
+            "pass backend='reference'"
+        )
     tensors, layout = pack(groups)
     return _attend(q, k, v, tensors, layout, scale, dropout_p, seed)
+
+
+def _is_dual(x: Tensor) -> bool:
+    if forward_ad._current_level < 0:
+        return False
+    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 @torch.library.custom_op("smyrf::attend", mutates_args=())
@@ -62,14 +74,19 @@ def _attend(
             walk = Walk(vectors, lists, unit, scale=scale, dropout_p=dropout_p, seed=seed, scratch=scratch)
             # One slot more than there are: what a query finds that stands in none.
             o = scratch.get("o", (walk.n_slots + 1, v.shape[-1]), wide)  # Σ exp(S − base) v
-            s = scratch.get("s", (2, walk.n_slots + 1), wide)  # log-sum-exps and bases
-            o[-1] = 0.0
-            s[:, -1] = -torch.inf
-            o_groups, s_groups = o[:-1].view(-1, walk.slots, o.shape[-1]), s[:, :-1].view(2, -1, walk.slots)
+            mass = scratch.get("mass", (walk.n_slots + 1,), wide)  # Σ exp(S − base)
+            base = scratch.get("base", (walk.n_slots + 1,), wide)
+            o[-1], mass[-1], base[-1] = 0.0, 0.0, -torch.inf
+            o_groups = o[:-1].view(-1, walk.slots, o.shape[-1])  # (P·R·L, C, E)
+            mass_groups, base_groups = mass[:-1].view(-1, walk.slots), base[:-1].view(-1, walk.slots)
             for part in walk.chunks():
-                within.forward(walk.block(part), o_groups[part], s_groups[0, part], s_groups[1, part], scratch)
-            first = unit.lists.start == 0
-            _merge(out[unit.rows].flatten(0, 1), lse[unit.rows].flatten(), o, s, walk.slot, scratch, first=first)
+                within.forward(walk.block(part), o_groups[part], mass_groups[part], base_groups[part], scratch)
+            rows = out[unit.rows].flatten(0, 1)  # (R·N, E)
+            # Mass and base of what has been merged so far: they outlive the unit if the rows have more lists.
+            merged = scratch.get("merged so far", (2, len(rows)), wide)
+            _merge(rows, merged, o, mass, base, walk.slot, scratch, first=unit.lists.start == 0)
+            if unit.lists.stop == len(lists):
+                torch.log(merged[0], out=lse[unit.rows].view(-1)).add_(merged[1])
     return out.view(*q.shape[:3], -1).to(q.dtype), lse.view(q.shape[:3])
 
 
@@ -182,32 +199,49 @@ def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
 _attend.register_autograd(_differentiate, setup_context=_setup_context)
 
 
-def _merge(out: Tensor, lse: Tensor, o: Tensor, s: Tensor, slot: Tensor, scratch: Workspace, *, first: bool) -> None:
+def _merge(
+    out: Tensor,
+    merged: Tensor,
+    o: Tensor,
+    mass: Tensor,
+    base: Tensor,
+    slot: Tensor,
+    scratch: Workspace,
+    *,
+    first: bool,
+) -> None:
     """Eq. 9 in place: results of further lists, weighted by their shares of the softmax mass.
 
+    The shares are computed relative to the largest base and divided by their sum, so that they add up to
+    one however large the scores are.
+
     Args:
-        out, lse: ``(R·N, E)`` and ``(R·N,)``, merged so far; with `first`, of any content.
+        out: ``(R·N, E)``, merged so far; with `first`, of any content, as is `merged`.
+        merged: ``(2, R·N)``, mass and base of what is in `out`.
         o: ``(slots + 1, E)``, Σ exp(S − base) v of P lists.
-        s: ``(2, slots + 1)``, their log-sum-exps and bases.
+        mass, base: ``(slots + 1,)``, their Σ exp(S − base) and bases.
         slot: ``(P, R·N)``, where each query stands in them.
     """
     for start in range(0, len(out), MERGE_ROWS):
         here = slice(start, start + MERGE_ROWS)
-        places = slot[:, here]  # (P, r)
-        lses, bases = s[0][places], s[1][places]  # (P, r)
-        before = lse[here].clone()
-        torch.logsumexp(lses if first else torch.cat([lses, before[None]]), 0, out=lse[here])
-        shares = _shares(bases, lse[here]).T  # (r, P)
+        places, (mass_before, base_before) = slot[:, here], merged[:, here]  # (P, r), (r,) twice
+        bases = base[places]  # (P, r)
+        top = bases.amax(0) if first else torch.maximum(bases.amax(0), base_before)  # (r,)
+        shift = top.masked_fill(top == -torch.inf, 0.0)  # a query that has met no key: exp(-inf - 0) = 0
+        shares = bases.sub_(shift).exp_()  # (P, r)
+        total = mass[places].mul_(shares).sum(0)  # (r,)
+        if not first:
+            before = mass_before * (base_before - shift).exp_()  # (r,)
+            total += before
+        divisor = total.masked_fill(total == 0.0, 1.0)
+        shares = shares.div_(divisor).T  # (r, P)
         if len(slot) == 1:
-            merged = scratch.get("merged", (len(shares), o.shape[1]), o.dtype)
-            torch.index_select(o, 0, places[0], out=merged).mul_(shares)
+            parts = scratch.get("parts", (len(shares), o.shape[1]), o.dtype)
+            torch.index_select(o, 0, places[0], out=parts).mul_(shares)
         else:  # a weighted sum of rows in one pass: Σ_p share_np · o[place_np]
-            merged = F.embedding_bag(places.T.contiguous(), o, mode="sum", per_sample_weights=shares.contiguous())
+            parts = F.embedding_bag(places.T.contiguous(), o, mode="sum", per_sample_weights=shares.contiguous())
         if first:
-            out[here] = merged
+            out[here] = parts
         else:
-            out[here].mul_(_shares(before, lse[here])[:, None]).add_(merged)
-
-
-def _shares(bases: Tensor, total: Tensor) -> Tensor:
-    return (bases - total).exp_().masked_fill_(total == -torch.inf, 0.0)
+            out[here].mul_(before.div_(divisor)[:, None]).add_(parts)
+        merged[0, here], merged[1, here] = total, top

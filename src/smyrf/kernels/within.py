@@ -67,14 +67,15 @@ def can_fuse(q: Tensor, v: Tensor, n_keys: int, *, biased: bool, dropout: bool, 
     return q.device.type == "cuda" and not biased and q.dtype != torch.float64
 
 
-def forward(block: Block, out: Tensor, lse: Tensor, base: Tensor, scratch: Workspace) -> None:
-    """Writes Σ exp(S − base) v ``(G, C, E)``, the log-sum-exps ``(G, C)`` and the bases ``(G, C)``.
+def forward(block: Block, out: Tensor, mass: Tensor, base: Tensor, scratch: Workspace) -> None:
+    """Writes Σ exp(S − base) v ``(G, C, E)``, Σ exp(S − base) ``(G, C)`` and the bases ``(G, C)``.
 
-    The output that belongs to the log-sum-exp is exp(base − lse) times what is written: whoever merges
-    several of them multiplies anyway. Without any key these are 0, -inf and -inf.
+    The output is the first divided by the second: whoever merges several of them divides once for all.
+    Mass and base stay apart, because base + log(mass) rounds the mass away where scores are large.
+    Without any key these are 0, 0 and -inf.
     """
     if not block.fused:
-        _explicit_forward(block, out, lse, base, scratch)
+        _explicit_forward(block, out, mass, base, scratch)
         return
     q, k, v = block.q[:, None], block.k[:, None], block.v[:, None]  # (G, 1, C, D) …
     if q.device.type == "cuda":
@@ -85,8 +86,8 @@ def forward(block: Block, out: Tensor, lse: Tensor, base: Tensor, scratch: Works
         if bias is not None:  # a row without any key comes back with log-sum-exp 0
             s = s.masked_fill((bias == -torch.inf).all(-1), -torch.inf)
     out.copy_(o[:, 0])
-    lse.copy_(s[:, 0])
-    base.copy_(lse)
+    base.copy_(s[:, 0])
+    mass.copy_(base != -torch.inf)
 
 
 def backward(
@@ -163,16 +164,16 @@ def _scores(block: Block, first: int, last: int, scratch: Workspace) -> Tensor:
     return scores
 
 
-def _explicit_forward(block: Block, out: Tensor, lse: Tensor, base: Tensor, scratch: Workspace) -> None:
+def _explicit_forward(block: Block, out: Tensor, mass: Tensor, base: Tensor, scratch: Workspace) -> None:
     for first, last in _slabs(block):
         whole = last - first == out.shape[1]
-        o, s, top = (x if whole else x[:, first:last] for x in (out, lse, base))
+        o, m, top = (x if whole else x[:, first:last] for x in (out, mass, base))
         weights = _scores(block, first, last, scratch)
         shift = torch.amax(weights, -1, out=top)  # (G, C)
         if block.bias is not None:
             shift = top.masked_fill(top == -torch.inf, 0.0)  # a query without keys: exp(-inf - 0) = 0
         weights.sub_(shift[..., None]).exp_()
-        torch.sum(weights, -1, out=s).log_().add_(shift)
+        torch.sum(weights, -1, out=m)
         if block.kept is not None:
             weights *= block.kept[:, first:last]
         if whole:

@@ -41,7 +41,8 @@ class Workspace:
         size = math.prod(shape)
         buffer = self.buffers.get((name, dtype))
         if buffer is None or buffer.numel() < size:
-            buffer = torch.empty(size, dtype=dtype, device=self.device)
+            with torch.inference_mode(False):  # what such a block makes could not be written to later
+                buffer = torch.empty(size, dtype=dtype, device=self.device)
             self.buffers[name, dtype] = buffer
         return buffer[:size].view(shape)
 
