@@ -76,7 +76,9 @@ def test_a_process_that_fails_says_why():
 
 
 def test_what_does_not_fit_is_skipped_with_a_reason(monkeypatch):
-    assert needed_bytes("eager dense", 1, 4, 65536, 4, False, None) == 2 * 4 * 65536**2 * 4
+    large = Problem(1, 4, 65536, 64, "float32", False)
+    assert needed_bytes("eager dense", large, None) == 2 * 4 * 65536**2 * 4 + 4 * 4 * 65536 * 64 * 4
+    assert run._why_not(Measurement(Problem(1, 4, 4 * 10**9, 64, "float32", False), "sdpa", None)).startswith("needs")
     monkeypatch.setattr(run, "_available_bytes", lambda: 10**6)
     reason = run._why_not(Measurement(Problem(1, 4, 4096, 64, "float32", False), "eager dense", None))
     assert reason == "needs 1 GB"

@@ -29,12 +29,21 @@ def test_bad_input_gives_one_sentence_and_exit_code_2(arguments, words):
     assert "Traceback" not in result.output
 
 
-def test_an_output_that_is_a_file_is_refused(tmp_path):
-    file = tmp_path / "taken"
-    file.write_text("")
-    result = runner.invoke(app, ["demo", "--output", str(file)])
+@pytest.mark.parametrize(
+    ("command", "place", "words"),
+    [
+        ("demo --output", "file", "cannot be written"),
+        ("demo --output", "file/below", "cannot be written"),
+        ("bench --json", "", "is a folder, not a file"),
+        ("bench --json", "file/out.json", "cannot be written"),
+        ("bench --plot", "file/out", "cannot be written"),
+    ],
+)
+def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path, command, place, words):
+    (tmp_path / "file").write_text("")
+    result = runner.invoke(app, [*command.split(), str(tmp_path / place)])
     assert result.exit_code == 2
-    assert "is a file, not a folder" in result.stderr.replace("\n", " ")
+    assert words in result.stderr.replace("\n", " ")
 
 
 def test_bench_writes_table_json_and_plots(tmp_path):

@@ -114,3 +114,7 @@ def test_argsort_is_stable_and_knows_negative_numbers():
     assert torch.equal(_argsort(hashes), hashes.argsort(stable=True))
     many = torch.randint(-9, 9, (4, 1000)).float()
     assert torch.equal(_argsort(many), many.argsort(dim=-1, stable=True))
+
+
+def test_methods_list_the_hashings_that_exist():
+    assert set(methods.HASHINGS) == set(HASHES)

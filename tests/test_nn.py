@@ -130,9 +130,56 @@ def test_a_seeded_layer_repeats_itself_and_an_unseeded_one_does_not():
     assert "n_hashes=1" in repr(seeded)
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_padding_means_the_same_with_and_without_weights(need_weights):
+    """Dense: a row of padding alone gives zeros before the last projection, NaN in padding reaches nothing."""
+    _, ours = pair(batch_first=True)
+    x = torch.randn(2, 6, 24)
+    hidden = torch.tensor([[False] * 4 + [True] * 2, [True] * 6])
+    clean, _ = ours(x, x, x, hidden, need_weights=need_weights)
+    dirty = x.masked_fill(hidden[..., None], torch.nan)
+    out, _ = ours(x, dirty, dirty, hidden, need_weights=need_weights)
+    assert torch.equal(out, clean)
+    torch.testing.assert_close(out[1], ours.out_proj.bias.expand(6, -1))
+
+
+def test_an_attn_mask_counts_as_it_does_in_pytorch():
+    theirs, ours = pair(batch_first=True)
+    x, mask = torch.randn(2, 6, 24), torch.rand(6, 6) > 0.5
+    mask[:, 0] = False
+    expected, map_ = theirs(x, x, x, attn_mask=mask, is_causal=True, need_weights=True)
+    out, weights = ours(x, x, x, attn_mask=mask, is_causal=True, need_weights=True)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(weights, map_)
+    assert ours(x[0], x[0], x[0], attn_mask=mask)[1] is None
+    three = mask.expand(6, -1, -1)  # (batch · heads, N, M)
+    torch.testing.assert_close(ours(x, x, x, attn_mask=three)[0], theirs(x, x, x, attn_mask=three)[0])
+
+
+def test_a_seed_fixes_clusters_not_dropout():
+    q, k, v = torch.randn(3, 1, 2, 40, 8).unbind()
+    layer = SmyrfAttention(Smyrf(2, 8), dropout=0.3, seed=1)
+    assert not torch.equal(layer(q, k, v), layer(q, k, v))
+    torch.manual_seed(0)
+    a = layer(q, k, v)
+    torch.manual_seed(0)
+    assert torch.equal(a, layer(q, k, v))
+
+
+def test_weights_can_be_initialised_again():
+    ours = MultiheadAttention(24, 3)
+    before = ours.in_proj_weight.clone()
+    ours._reset_parameters()
+    assert not torch.equal(before, ours.in_proj_weight)
+    assert "Smyrf(n_hashes=8" in repr(ours)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
+        ({"query": torch.randn(2, 5, 23)}, ValueError, r"query has the shape \(2, 5, 23\), but its width must be 24"),
+        ({"key": torch.randn(5, 24)}, ValueError, r"all have 2 or all 3 axes: key has \(5, 24\)"),
+        ({"value": torch.randn(2, 5, 24).double()}, TypeError, "value is torch.float64, but the weights are"),
         ({"need_weights": True}, ValueError, "need_weights=True needs the N × M map"),
         ({"attn_mask": torch.zeros(5, 5)}, ValueError, r"attn_mask of shape \(5, 5\) cannot be honoured"),
         ({"key_padding_mask": torch.zeros(2, 4, dtype=torch.bool)}, ValueError, r"shape \(2, 4\), but \(2, 5\)"),
@@ -144,7 +191,7 @@ def test_what_cannot_be_honoured_is_refused(arguments, error, words):
     ours = MultiheadAttention(24, 3, batch_first=True, method=Smyrf(1, 2))
     x = torch.randn(2, 5, 24)
     with pytest.raises(error, match=words):
-        ours(x, x, x, **arguments)
+        ours(**{"query": x, "key": x, "value": x, **arguments})
 
 
 def test_bad_constructor_arguments():
@@ -152,6 +199,8 @@ def test_bad_constructor_arguments():
         SmyrfAttention(Smyrf)
     with pytest.raises(ValueError, match=r"dropout=1.5"):
         SmyrfAttention(dropout=1.5)
+    with pytest.raises(ValueError, match="scale=nan"):
+        SmyrfAttention(scale=float("nan"))
     with pytest.raises(TypeError, match="method=3"):
         MultiheadAttention(24, 3, method=3)
     with pytest.raises(ValueError, match="seed=-1"):

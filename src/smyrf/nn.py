@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smyrf.attention import attention
+from smyrf.attention import check_dropout, check_scale, seeded_attention
 from smyrf.methods import Dense, Method, Smyrf, check_method
 from smyrf.seeds import check_generator
 
@@ -24,7 +24,8 @@ class SmyrfAttention(nn.Module):
         method: what to compute; the paper's method by default.
         dropout: share of the attention weights that is dropped in training.
         scale: of the scores; width ** -0.5 by default.
-        seed: makes every call use the same clusters; None draws new ones from PyTorch's generator.
+        seed: makes every call use the same clusters; None draws new ones from PyTorch's generator, which
+            dropout always does.
 
     Example:
         >>> import torch, smyrf
@@ -46,8 +47,8 @@ class SmyrfAttention(nn.Module):
         self.method = Smyrf() if method is None else method
         check_method(self.method)
         check_generator(seed, "seed")
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(f"{dropout=} must be in [0, 1]")
+        check_scale(scale)
+        check_dropout("dropout", dropout)
         self.dropout = dropout
         self.scale = scale
         self.seed = seed
@@ -62,7 +63,7 @@ class SmyrfAttention(nn.Module):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Arguments and result as in `smyrf.attention`."""
-        return attention(
+        return seeded_attention(
             q,
             k,
             v,
@@ -73,6 +74,7 @@ class SmyrfAttention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=enable_gqa,
             generator=self.seed,
+            dropout_generator=None,
         )
 
     def extra_repr(self) -> str:
@@ -85,11 +87,13 @@ class MultiheadAttention(nn.MultiheadAttention):
     A state dict of the one loads into the other. Masks follow PyTorch's module: in `key_padding_mask` True
     means "ignore". There are two differences. `need_weights` is False by default: the N × M map is what
     this module exists to avoid, and only `Dense` can return it. An arbitrary `attn_mask` needs `Dense`;
-    for a causal one say ``is_causal=True``, with or without the mask itself.
+    for a causal one say ``is_causal=True``, with or without the mask itself. Around layers that have this
+    module, build ``nn.TransformerEncoder(…, enable_nested_tensor=False)``.
 
     Args:
         method: what to compute; the paper's method by default.
-        seed: makes every call use the same clusters; None draws new ones from PyTorch's generator.
+        seed: makes every call use the same clusters; None draws new ones from PyTorch's generator, which
+            dropout always does.
 
     Example:
         >>> import torch, smyrf
@@ -147,6 +151,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             the output, shaped like `query`, and the weights: None, or with `need_weights` ``(B, N, M)``, or
             ``(B, heads, N, M)`` without `average_attn_weights`.
         """
+        self._check_inputs(query, key, value)
         dense = isinstance(self.method, Dense)
         if need_weights and not dense:
             raise ValueError(
@@ -159,11 +164,6 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         if is_causal and (self.bias_k is not None or self.add_zero_attn):
             raise ValueError(f"{is_causal=} does not go with add_bias_kv or add_zero_attn, whose keys have no position")
-        if query.is_nested or key.is_nested or value.is_nested:
-            raise TypeError("query, key and value must not be nested tensors: pad them and pass key_padding_mask")
-        if query.dim() not in (2, 3):
-            raise ValueError(f"query must have 2 or 3 axes, not the shape {tuple(query.shape)}")
-
         batched = query.dim() == 3
         if not batched:
             query, key, value = query[None], key[None], value[None]
@@ -173,27 +173,56 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         q, k, v = self._project(query, key, value)  # (B, heads, N, D), (B, heads, M, D) twice
         key_mask = self._key_mask(key_padding_mask, k)
+        weights: Tensor | None = None
         if need_weights or (attn_mask is not None and not is_causal):
-            out, weights = self._dense_with_mask(q, k, v, key_mask, attn_mask, is_causal)
+            out, weights = self._dense_with_map(q, k, v, key_mask, attn_mask, is_causal)
         else:
-            weights = None
-            out = attention(
+            out = seeded_attention(
                 q,
                 k,
                 v,
                 method=self.method,
                 key_mask=key_mask,
                 is_causal=is_causal,
+                scale=None,
                 dropout_p=self.dropout if self.training else 0.0,
+                enable_gqa=False,
                 generator=self.seed,
+                dropout_generator=None,
             )
         out = self.out_proj(out.transpose(1, 2).flatten(2))  # (B, N, width)
 
-        if weights is not None and average_attn_weights:
+        if not need_weights or weights is None:
+            weights = None
+        elif average_attn_weights:
             weights = weights.mean(1)
         if not batched:
             return out[0], None if weights is None else weights[0]
-        return (out if self.batch_first else out.transpose(0, 1)), (weights if need_weights else None)
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}, {self.method}, seed={self.seed}"
+
+    def _reset_parameters(self) -> None:
+        # PyTorch's initialisation asks the flag that the constructor has turned off for another reason.
+        self._qkv_same_embed_dim, flag = self.in_proj_weight is not None, self._qkv_same_embed_dim
+        super()._reset_parameters()
+        self._qkv_same_embed_dim = flag
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        for name, x, width in (
+            ("query", query, self.embed_dim),
+            ("key", key, self.kdim),
+            ("value", value, self.vdim),
+        ):
+            if x.is_nested:
+                raise TypeError(f"{name} must not be a nested tensor: pad it and pass key_padding_mask")
+            if x.dim() not in (2, 3) or x.dim() != query.dim():
+                raise ValueError(f"query, key and value must all have 2 or all 3 axes: {name} has {tuple(x.shape)}")
+            if x.shape[-1] != width:
+                raise ValueError(f"{name} has the shape {tuple(x.shape)}, but its width must be {width}")
+            if x.dtype != self.out_proj.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+                raise TypeError(f"{name} is {x.dtype}, but the weights are {self.out_proj.weight.dtype}")
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.in_proj_weight is not None:
@@ -235,7 +264,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         return nn.functional.pad(mask, (0, n_added), value=True)
 
-    def _dense_with_mask(
+    def _dense_with_map(
         self,
         q: Tensor,
         k: Tensor,
@@ -245,16 +274,21 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool,
     ) -> tuple[Tensor, Tensor]:
         """Dense attention with its N × M map, for what nothing else can do."""
+        if key_mask is not None:  # weight zero times NaN is NaN
+            hidden = ~key_mask[:, None, :, None]  # (B, 1, M, 1)
+            k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
         scores = (q * self.head_dim**-0.5) @ k.transpose(-1, -2)  # (B, heads, N, M)
-        if is_causal:
-            scores = scores.masked_fill(~scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
-        elif attn_mask is not None:
+        if attn_mask is not None:
             if attn_mask.dim() == 3:
                 attn_mask = attn_mask.view(len(q), self.num_heads, *attn_mask.shape[1:])  # (B, heads, N, M)
-            added = k.shape[2] - attn_mask.shape[-1]
-            attn_mask = nn.functional.pad(attn_mask, (0, added), value=False if attn_mask.dtype == torch.bool else 0.0)
+            n_added = k.shape[2] - attn_mask.shape[-1]
+            attn_mask = nn.functional.pad(attn_mask, (0, n_added), value=0)
             scores = scores.masked_fill(attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        elif is_causal:
+            scores = scores.masked_fill(~scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
         if key_mask is not None:
             scores = scores.masked_fill(~key_mask[:, None, None], -torch.inf)
-        weights = nn.functional.dropout(scores.softmax(-1), self.dropout, self.training)
+        alive = (scores != -torch.inf).any(-1, keepdim=True)  # a query that may see nothing gets zeros
+        weights = torch.where(alive, torch.where(alive, scores, 0.0).softmax(-1), 0.0)
+        weights = nn.functional.dropout(weights, self.dropout, self.training)
         return weights @ v, weights

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smyrf.attention import attention
+from smyrf.bench.cases import DTYPES, Problem
 from smyrf.methods import Smyrf
 
 Contender = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -77,13 +78,15 @@ def eager_smyrf(q: Tensor, k: Tensor, v: Tensor, method: Smyrf) -> Tensor:
     return (out * share).sum(0)
 
 
-def needed_bytes(
-    name: str, batch: int, heads: int, length: int, item: int, backward: bool, method: Smyrf | None
-) -> int:
-    """A lower bound of what a baseline holds at once, to refuse before memory runs out."""
+def needed_bytes(name: str, problem: Problem, method: Smyrf | None) -> int:
+    """A lower bound of what a contender holds at once, to refuse before memory runs out."""
+    item = DTYPES[problem.dtype].itemsize
+    rows = problem.batch * problem.heads * problem.length
+    inputs_and_output = 4 * rows * problem.width * item * (2 if problem.backward else 1)
+    per_row = 0  # scores that are written out
     if name == DENSE:
-        return batch * heads * length * length * item * (3 if backward else 2)
-    if name == "eager smyrf":
+        per_row = problem.length
+    elif name == "eager smyrf":
         assert method is not None
-        return batch * heads * length * method.n_hashes * method.cluster_size * item * (3 if backward else 2)
-    return 0
+        per_row = method.n_hashes * method.cluster_size
+    return inputs_and_output + rows * per_row * item * (3 if problem.backward else 2)

@@ -40,8 +40,8 @@ def plot(measurements: list[Measurement], path: Path, title: str) -> list[Path]:
         if with_memory:
             _draw(axes[1][column], here, lambda one: one.extra_bytes and one.extra_bytes / 1e6, "extra memory, MB")
         axes[-1][column].set_xlabel("sequence length")
-    figure.suptitle(title, fontsize=11)
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
     for file in written:

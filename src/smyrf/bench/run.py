@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from smyrf.bench import peak
-from smyrf.bench.cases import DTYPES, Plan, Problem
+from smyrf.bench.cases import Plan, Problem
 from smyrf.bench.contenders import DENSE, SDPA, contender, needed_bytes
 from smyrf.bench.results import Measurement
 from smyrf.bench.table import duration
@@ -89,8 +89,7 @@ def _why_not(one: Measurement) -> str | None:
     p = one.problem
     if one.name == "eager smyrf" and one.method is not None and p.length % one.method.cluster_size:
         return "length is not a multiple of the cluster size"
-    item = torch.empty((), dtype=DTYPES[p.dtype]).element_size()
-    needed = needed_bytes(one.name, p.batch, p.heads, p.length, item, p.backward, one.method)
+    needed = needed_bytes(one.name, p, one.method)
     available = _available_bytes()
     if available is not None and needed > 0.8 * available:
         return f"needs {needed / 1e9:.0f} GB"
