@@ -225,11 +225,12 @@ def _merge(
     for start in range(0, len(out), MERGE_ROWS):
         here = slice(start, start + MERGE_ROWS)
         places, (mass_before, base_before) = slot[:, here], merged[:, here]  # (P, r), (r,) twice
-        bases = base[places]  # (P, r)
+        flat = places.reshape(-1)  # (P·r,)
+        bases = base.index_select(0, flat).view_as(places)  # (P, r)
         top = bases.amax(0) if first else torch.maximum(bases.amax(0), base_before)  # (r,)
         shift = top.masked_fill(top == -torch.inf, 0.0)  # a query that has met no key: exp(-inf - 0) = 0
         shares = bases.sub_(shift).exp_()  # (P, r)
-        total = mass[places].mul_(shares).sum(0)  # (r,)
+        total = mass.index_select(0, flat).view_as(places).mul_(shares).sum(0)  # (r,)
         if not first:
             before = mass_before * (base_before - shift).exp_()  # (r,)
             total += before
