@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from smyrf import hashing, methods
+from smyrf import methods
 from smyrf.hashing import HASHES, _argsort, sort_by_hash
 
 SEED = torch.tensor(7)
@@ -100,13 +100,6 @@ def test_buckets_of_the_cross_polytope_are_the_nearest_directions():
     for h in range(2):
         both = torch.cat([vectors[h], -vectors[h]])
         assert torch.equal(buckets[0, 0, h], (x[0, 0] @ both.T).argmax(-1).float())
-
-
-def test_threads_sort_alike(monkeypatch):
-    many = torch.randint(-9, 9, (7, 1000)).float()
-    monkeypatch.setattr(hashing, "PARALLEL_SORT", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert torch.equal(_argsort(many), many.argsort(dim=-1, stable=True))
 
 
 def test_argsort_is_stable_and_knows_negative_numbers():

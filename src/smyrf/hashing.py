@@ -8,8 +8,6 @@ Shapes: batch, heads, N queries, M keys, D width, X extra coordinates, H rounds.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,8 +16,6 @@ from smyrf.transforms import Lifted, transform
 
 # Hashes that are computed and sorted at once.
 MAX_HASHES = 1 << 20
-# Hashes from which starting threads to sort them pays.
-PARALLEL_SORT = 1 << 16
 
 
 @torch.library.custom_op("smyrf::sort_by_hash", mutates_args=())
@@ -167,26 +163,12 @@ def _argsort(hashes: Tensor) -> Tensor:
     """Argsort of float32 along the last axis; equal hashes keep their order."""
     if hashes.device.type != "cpu":
         return hashes.argsort(dim=-1, stable=True)
-    rows = hashes.numpy().reshape(-1, hashes.shape[-1])
-    order = np.empty(rows.shape, dtype=np.int64)
-    n_parts = min(len(rows), torch.get_num_threads()) if rows.size >= PARALLEL_SORT else 1
-    if n_parts == 1:
-        _argsort_rows(rows, order)
-    else:  # NumPy sorts outside of the interpreter's lock; a new pool each time survives a fork
-        with ThreadPoolExecutor(n_parts) as pool:
-            list(pool.map(_argsort_rows, np.array_split(rows, n_parts), np.array_split(order, n_parts)))
-    return torch.from_numpy(order).view(hashes.shape)
-
-
-def _argsort_rows(rows: np.ndarray, order: np.ndarray) -> None:
-    """Writes the argsort of each row. Four times faster than torch.argsort, and stable.
-
-    The upper half of an int64 is the hash, as an integer of the same order, the lower half the position:
-    these are all different, so that NumPy's vectorised sort can do it.
-    """
-    bits = rows.view(np.int32)
-    np.copyto(order, bits ^ ((bits >> 31) & 0x7FFF_FFFF))
+    # The upper half of an int64 is the hash, as an integer of the same order, the lower half the position:
+    # all different, so that NumPy's vectorised sort is stable. It is four times faster than torch.argsort.
+    bits = hashes.numpy().view(np.int32)
+    order = (bits ^ ((bits >> 31) & 0x7FFF_FFFF)).astype(np.int64)
     order <<= 32
-    order |= np.arange(rows.shape[-1])
+    order |= np.arange(order.shape[-1])
     order.sort(axis=-1)
     order &= 0xFFFF_FFFF
+    return torch.from_numpy(order)
