@@ -1,0 +1,66 @@
+"""`torch.compile` sees attention without graph breaks."""
+
+import pytest
+import torch
+
+from smyrf import Dense, Smyrf, attention
+
+
+def problem(n, m, d, e):
+    return torch.randn(2, 3, n, d), torch.randn(2, 3, m, d), torch.randn(2, 3, m, e)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"is_causal": True},
+        {"dropout_p": 0.1},
+        {"key_mask": torch.arange(300).expand(2, -1) < 200},
+        {"method": Smyrf(2, 16, deduplicate=True)},
+        {"method": Smyrf(2, 16, hashing="cross_polytope")},
+        {"method": Dense()},
+        {"generator": 5},
+    ],
+    ids=lambda x: next(iter(x), "plain"),
+)
+def test_compiles_without_graph_breaks_and_gives_the_same(arguments):
+    arguments = {"method": Smyrf(2, 16), **arguments}
+    inputs = [x.requires_grad_() for x in problem(300, 300, 8, 8)]
+
+    def run(q, k, v):
+        return attention(q * 1.5, k, v, **arguments).square()
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    results = []
+    for f in (run, compiled):
+        torch.manual_seed(3)
+        out = f(*inputs)
+        results.append([out.detach(), *torch.autograd.grad(out.sum(), inputs)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_compiled_code_takes_another_length():
+    compiled = torch.compile(
+        lambda q, k, v: attention(q, k, v, method=Smyrf(2, 16), generator=1),
+        fullgraph=True,
+        backend="eager",
+        dynamic=True,
+    )
+    for n in (64, 97, 130):
+        q, k, v = problem(n, n, 8, 8)
+        torch.testing.assert_close(compiled(q, k, v), attention(q, k, v, method=Smyrf(2, 16), generator=1))
+
+
+@pytest.mark.slow
+def test_inductor_gives_the_same():
+    inputs = [x.requires_grad_() for x in problem(300, 300, 8, 8)]
+
+    def run(q, k, v):
+        return attention(torch.sin(q), k, v, method=Smyrf(2, 16), generator=1).square().sum()
+
+    a = torch.autograd.grad(run(*inputs), inputs)
+    b = torch.autograd.grad(torch.compile(run, fullgraph=True)(*inputs), inputs)
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y)
