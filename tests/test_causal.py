@@ -14,7 +14,7 @@ SEED = torch.tensor(5)
 @given(n=st.integers(1, 700), m=st.integers(1, 700))
 def test_with_exact_parts_every_allowed_pair_meets_once(n, m):
     q, k = torch.randn(1, 1, n, 2), torch.randn(1, 1, m, 2)
-    groups = causal_groups(q, k, Dense(), seed=SEED, scale=1.0)
+    groups = causal_groups(q, k, k, Dense(), seed=SEED, scale=1.0)
     met = torch.zeros(n, m)
     for g in groups:
         for queries, keys in zip(g.queries[0], g.keys[0], strict=True):
@@ -27,7 +27,7 @@ def test_with_exact_parts_every_allowed_pair_meets_once(n, m):
 
 def test_lists_hold_no_later_key():
     q = torch.randn(2, 2, 777, 4)
-    groups = causal_groups(q, q, Smyrf(3, 32), seed=SEED, scale=1.0)
+    groups = causal_groups(q, q, q, Smyrf(3, 32), seed=SEED, scale=1.0)
     for g in groups:
         if g.causal:
             assert torch.equal(g.queries, g.keys)

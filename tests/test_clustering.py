@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracle
-from smyrf import Dense, Smyrf, methods
+from smyrf import Smyrf, methods
 from smyrf.clustering import cluster
 
 SEED = torch.tensor(3)
@@ -60,12 +60,6 @@ def test_masks_go_to_their_own_rows():
         of_first, of_second = groups.keys[:3], groups.keys[3:]
         assert of_first.max() < 10
         assert of_second[of_second >= 0].min() >= 25
-
-
-@pytest.mark.parametrize("method", [Dense(), Smyrf(8, 20)])
-def test_one_cluster_is_one_list_of_all_pairs(method):
-    (groups,) = clusters(20, 31, method)
-    assert groups.shape == (6, 1, 20, 31)
 
 
 @pytest.mark.parametrize("masked", [False, True])

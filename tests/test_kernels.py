@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import oracle
 from smyrf import Dense, Smyrf
 from smyrf.causal import causal_groups
-from smyrf.clustering import cluster
+from smyrf.grouping import group
 from smyrf.groups import Extra, Groups, all_pairs, pack, unpack
 from smyrf.kernels import BACKENDS, attend, chunks, torch_backend, within
 from smyrf.kernels.dropout import keep
@@ -26,8 +26,8 @@ def problem(n=97, m=113, d=13, e=17, batch=2, heads=3, kv_heads=3, dtype=torch.f
 
 
 def lists(q, k, method, key_mask=None, causal=False):
-    make = causal_groups if causal else cluster
-    return make(q, k, method, seed=SEED, scale=0.3, key_mask=key_mask)
+    make = causal_groups if causal else group
+    return make(q, k, k, method, seed=SEED, scale=0.3, key_mask=key_mask)
 
 
 CASES = {

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smyrf.causal import causal_groups
-from smyrf.clustering import cluster
+from smyrf.grouping import group
 from smyrf.kernels import attend, check_backend
-from smyrf.methods import Dense, Method, check_method
+from smyrf.methods import Method, check_method
 from smyrf.seeds import check_generator, draw_seed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -40,7 +40,7 @@ def attention(
         q: ``(…, heads, N, D)``.
         k: ``(…, kv_heads, M, D)``.
         v: ``(…, kv_heads, M, E)``.
-        method: `smyrf.Smyrf` or `smyrf.Dense`.
+        method: `smyrf.Smyrf`, `smyrf.Tangent` or `smyrf.Dense`.
         key_mask: ``(…, M)`` bool without the axis of heads, True = may be attended to. A masked key has
             weight zero, whatever is in it; where all are masked the output is zero.
         is_causal: query i sees keys j <= i, position 0 of both aligned.
@@ -129,7 +129,7 @@ def seeded_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if scale <= 0.0:  # PyTorch's function multiplies its -inf by it, or takes its root
         q, scale = q * scale, 1.0
-    exact = isinstance(method, Dense) or method.n_clusters(q.shape[2], k.shape[2]) == 1
+    exact = method.is_exact(q.shape[2], k.shape[2])
     # PyTorch's function has no causal mask together with a key mask except as an N × M matrix, and takes
     # no generator for its dropout; there, and where a backend is asked for, exact attention is a list too.
     asked = backend is not None or (dropout_p > 0.0 and dropout_generator is not None)
@@ -139,8 +139,8 @@ def seeded_attention(
         out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
     else:
         seed = draw_seed(generator)
-        make = causal_groups if is_causal else cluster
-        groups = make(q, k, method, seed=seed, scale=scale, key_mask=key_mask)
+        make = causal_groups if is_causal else group
+        groups = make(q, k, v, method, seed=seed, scale=scale, key_mask=key_mask)
         if dropout_p > 0.0 and dropout_generator is not generator:
             seed = draw_seed(dropout_generator)
         out, _ = attend(q, k, v, groups, scale=scale, dropout_p=dropout_p, seed=seed, backend=backend)

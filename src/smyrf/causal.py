@@ -18,9 +18,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from smyrf.clustering import cluster
-from smyrf.groups import Groups
-from smyrf.methods import Method
+from smyrf.grouping import group
+from smyrf.groups import Extra, Groups
+from smyrf.methods import Method, Tangent
 
 # Blocks of the diagonal up to this length are exact.
 BASE_LENGTH = 256
@@ -29,6 +29,7 @@ BASE_LENGTH = 256
 def causal_groups(
     q: Tensor,
     k: Tensor,
+    v: Tensor,
     method: Method,
     *,
     seed: Tensor,
@@ -43,13 +44,14 @@ def causal_groups(
     Args:
         q: ``(batch, heads, N, D)``.
         k: ``(batch, kv_heads, M, D)``.
+        v: ``(batch, kv_heads, M, E)``.
         key_mask: ``(batch, M)`` bool, True = may be attended to.
 
     Example:
         >>> import torch
         >>> from smyrf import Smyrf
         >>> x = torch.randn(1, 1, 1000, 8)
-        >>> lists = causal_groups(x, x, Smyrf(2, 32), seed=torch.tensor(0), scale=1.0)
+        >>> lists = causal_groups(x, x, x, Smyrf(2, 32), seed=torch.tensor(0), scale=1.0)
         >>> lists[0].causal, lists[0].shape  # four exact blocks on the diagonal
         (True, (1, 4, 250, 250))
         >>> [g.shape for g in lists[1:]]  # two rounds between neighbours, two between the halves
@@ -79,7 +81,7 @@ def causal_groups(
     if n_queries > n_keys:
         plain.append((_ranges([n_keys], [n_queries], q.device), _ranges([0], [n_keys], q.device)))
     for queries_of, keys_of in plain:
-        lists += _between(q, k, queries_of, keys_of, method, seed=seed, scale=scale, key_mask=key_mask)
+        lists += _between(q, k, v, queries_of, keys_of, method, seed=seed, scale=scale, key_mask=key_mask)
     return lists
 
 
@@ -94,6 +96,7 @@ def _ranges(first: list[int], last: list[int], device: torch.device) -> Tensor:
 def _between(
     q: Tensor,
     k: Tensor,
+    v: Tensor,
     queries_of: Tensor,
     keys_of: Tensor,
     method: Method,
@@ -105,13 +108,24 @@ def _between(
     """Cluster P plain problems, the queries ``(P, n)`` against the keys ``(P, m)``, all at once."""
     batch, heads = q.shape[:2]
     n_problems = len(queries_of)
-    with torch.no_grad():
-        part_q = q[:, :, queries_of.clamp(min=0)].transpose(1, 2).flatten(0, 1)  # (batch·P, heads, n, D)
-        part_k = k[:, :, keys_of.clamp(min=0)].transpose(1, 2).flatten(0, 1)  # (batch·P, kv_heads, m, D)
+
+    def parts(x: Tensor, which: Tensor) -> Tensor:
+        """(batch, heads, N, D) → (batch·P, heads, n, D)."""
+        return x[:, :, which.clamp(min=0)].transpose(1, 2).flatten(0, 1)
+
     mask = (keys_of >= 0).expand(batch, -1, -1)  # (batch, P, m)
     if key_mask is not None:
         mask = mask & key_mask[:, keys_of.clamp(min=0)]
-    rounds = cluster(part_q, part_k, method, seed=seed, scale=scale, key_mask=mask.flatten(0, 1))
+    with torch.set_grad_enabled(torch.is_grad_enabled() and isinstance(method, Tangent)):  # far keys have gradients
+        lists = group(
+            parts(q.detach(), queries_of),
+            parts(k, keys_of),
+            parts(v, keys_of),
+            method,
+            seed=seed,
+            scale=scale,
+            key_mask=mask.flatten(0, 1),
+        )
 
     def by_row(x: Tensor) -> Tensor:
         """(batch·P·heads, L, …) → (batch·heads, P, L, …)."""
@@ -129,6 +143,7 @@ def _between(
             queries=relabel(groups.queries, queries_of),
             keys=relabel(groups.keys, keys_of),
             repeats=None if groups.repeats is None else by_row(groups.repeats).flatten(1, 2),
+            extra=None if groups.extra is None else Extra(*(by_row(x).flatten(1, 2) for x in groups.extra)),
         )
-        for groups in rounds
+        for groups in lists
     ]

@@ -17,15 +17,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from smyrf.groups import Groups, all_pairs
+from smyrf.groups import Groups
 from smyrf.hashing import sort_by_hash
-from smyrf.methods import Dense, Method
+from smyrf.methods import Smyrf
 
 
 def cluster(
     q: Tensor,
     k: Tensor,
-    method: Method,
+    method: Smyrf,
     *,
     seed: Tensor,
     scale: float,
@@ -51,12 +51,8 @@ def cluster(
         >>> len(rounds), rounds[0].shape
         (4, (6, 3, 8, 11))
     """
-    batch, heads, n_queries, _ = q.shape
+    _, heads, n_queries, _ = q.shape
     n_keys = k.shape[2]
-    if isinstance(method, Dense) or method.n_clusters(n_queries, n_keys) == 1:
-        mask = None if key_mask is None else key_mask.repeat_interleave(heads, dim=0)
-        return [all_pairs(batch * heads, n_queries, n_keys, mask, q.device)]
-
     n_clusters = method.n_clusters(n_queries, n_keys)
     q_order, k_order = sort_by_hash(
         q.detach(),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from smyrf.sizes import Level, default_levels, size_levels, visits
 
 TRANSFORMS = ("asymmetric", "none", "xbox", "h2lsh", "l2lsh")
 HASHINGS = ("projection", "cross_polytope")
@@ -34,12 +37,7 @@ class Smyrf:
     deduplicate: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("n_hashes", "cluster_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}")
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        _check_positive(self, "n_hashes", "cluster_size")
         for name, known in (("transform", TRANSFORMS), ("hashing", HASHINGS)):
             value = getattr(self, name)
             if value not in known:
@@ -55,6 +53,15 @@ class Smyrf:
             2
         """
         return min(-(-n_queries // self.cluster_size), n_keys)
+
+    def is_exact(self, n_queries: int, n_keys: int) -> bool:
+        """Whether this is dense attention: all in one cluster.
+
+        Example:
+            >>> Smyrf(cluster_size=64).is_exact(64, 1000)
+            True
+        """
+        return self.n_clusters(n_queries, n_keys) == 1
 
     def key_visits(self, n_keys: int, n_queries: int | None = None) -> int:
         """Keys that a query is compared with, over all rounds: H · ⌈M / L⌉.
@@ -79,6 +86,95 @@ class Smyrf:
 
 
 @dataclass(frozen=True)
+class Tangent:
+    """Attention to the best keys one by one and to all others folded into a few: deterministic, no retraining.
+
+    Queries are clustered by a tree, each cluster's centroid scores the keys, the best are kept, and the others
+    become far keys, tangents of their softmax mass (`smyrf.tangent`). With several levels coarse clusters choose
+    the keys that finer ones look at.
+
+    Args:
+        budget: key visits per query as a share of the keys (a float in (0, 1]) or as a number (an int);
+            everything that is spent counts, clustering included.
+        levels: how many; None chooses by length and budget.
+        cluster_size: queries per cluster of the last level, at most; None follows from the budget, as do
+            the next two.
+        n_near: keys that each of these clusters keeps.
+        n_far: far keys of each level.
+        rank: directions in which the tree sees queries and keys.
+
+    Example:
+        >>> method = Tangent(budget=0.25)
+        >>> method.key_visits(512), method.memory_share(512) <= 0.25
+        (128, True)
+        >>> Tangent(128).sizes(512)
+        (Level(n_clusters=32, cluster_size=16, n_candidates=512, n_near=76, n_far=8),)
+    """
+
+    budget: float | int = 0.25
+    levels: int | None = None
+    cluster_size: int | None = None
+    n_near: int | None = None
+    n_far: int | None = None
+    rank: int = 8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.budget, int | float) or isinstance(self.budget, bool):
+            raise TypeError(f"budget={self.budget!r} must be a share (float) or a number of key visits (int)")
+        if isinstance(self.budget, float) and not 0.0 < self.budget <= 1.0:
+            raise ValueError(f"budget={self.budget} must be in (0, 1]; key visits are given as an int")
+        _check_positive(self, "budget", "levels", "cluster_size", "n_near", "n_far", "rank")
+
+    def sizes(self, n_keys: int, n_queries: int | None = None) -> tuple[Level, ...]:
+        """Sizes of each level; () where dense attention costs no more.
+
+        Example:
+            >>> Tangent(1.0).sizes(512)
+            ()
+        """
+        n_queries = n_keys if n_queries is None else n_queries
+        budget = self.budget if isinstance(self.budget, int) else self.budget * n_keys
+        n_levels = default_levels(n_queries, n_keys, budget) if self.levels is None else self.levels
+        return size_levels(
+            n_queries,
+            n_keys,
+            budget,
+            n_levels,
+            cluster_size=self.cluster_size,
+            n_near=self.n_near,
+            n_far=self.n_far,
+        )
+
+    def is_exact(self, n_queries: int, n_keys: int) -> bool:
+        """Whether this is dense attention: it costs no more.
+
+        Example:
+            >>> Tangent(1.0).is_exact(512, 512), Tangent(512).is_exact(100, 400), Tangent(64).is_exact(512, 512)
+            (True, True, False)
+        """
+        return not self.sizes(n_keys, n_queries)
+
+    def key_visits(self, n_keys: int, n_queries: int | None = None) -> int:
+        """Keys that a query is compared with, and its share of what is done per cluster.
+
+        Example:
+            >>> Tangent(256).key_visits(4096), Tangent(256).key_visits(100)
+            (256, 100)
+        """
+        sizes = self.sizes(n_keys, n_queries)
+        return math.ceil(visits(sizes)) if sizes else n_keys
+
+    def memory_share(self, n_keys: int, n_queries: int | None = None) -> float:
+        """Key visits as a share of all keys, comparable with the paper's "memory".
+
+        Example:
+            >>> Tangent(1024).memory_share(4096)
+            0.25
+        """
+        return self.key_visits(n_keys, n_queries) / n_keys
+
+
+@dataclass(frozen=True)
 class Dense:
     """Exact attention, by ``F.scaled_dot_product_attention``.
 
@@ -86,6 +182,15 @@ class Dense:
         >>> Dense().key_visits(512), Dense().memory_share(512)
         (512, 1.0)
     """
+
+    def is_exact(self, n_queries: int, n_keys: int) -> bool:
+        """Always.
+
+        Example:
+            >>> Dense().is_exact(512, 512)
+            True
+        """
+        return True
 
     def key_visits(self, n_keys: int, n_queries: int | None = None) -> int:
         """All keys.
@@ -106,13 +211,27 @@ class Dense:
         return 1.0
 
 
-Method: TypeAlias = Smyrf | Dense
+Method: TypeAlias = Smyrf | Tangent | Dense
+
+
+def _check_positive(method: Method, *names: str) -> None:
+    """Raises unless each argument is an int from 1, or what its default says."""
+    for name in names:
+        value = getattr(method, name)
+        if value is None and type(method).__dataclass_fields__[name].default is None:
+            continue
+        if name == "budget" and isinstance(value, float):
+            continue
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}")
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
 
 
 def check_method(method: object) -> None:
     """Raises unless `method` is one of ours, with a hint if the class itself was given."""
-    if isinstance(method, Smyrf | Dense):
+    if isinstance(method, Smyrf | Tangent | Dense):
         return
-    if isinstance(method, type) and issubclass(method, Smyrf | Dense):
+    if isinstance(method, type) and issubclass(method, Smyrf | Tangent | Dense):
         raise TypeError(f"method={method!r} must be an instance: write {method.__name__}()")
-    raise TypeError(f"method={method!r} must be a Smyrf or a Dense, not {type(method).__name__}")
+    raise TypeError(f"method={method!r} must be a Smyrf, a Tangent or a Dense, not {type(method).__name__}")

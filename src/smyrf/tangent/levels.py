@@ -1,0 +1,283 @@
+"""Tangent attention as lists of groups: one operator from q, k and v to near keys and far keys.
+
+A level clusters the queries, scores the keys that are left by the clusters' centroids, keeps the best and
+folds the others. The next level does the same with smaller clusters on the keys that were kept. A query
+attends to the near keys of its last cluster and to the far keys of all its clusters, one per level: the
+finer the cluster, the nearer the keys that its far keys stand for.
+
+What is chosen has no gradient. The far keys have: backward scores each level's candidates again.
+
+Shapes: B rows (batch × heads), R rows done together, N queries, M keys, D width, E value width; of a level:
+        L clusters of C queries, P clusters of the level above, f = L / P, n candidates, S near, F far keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from smyrf.groups import Extra, Groups
+from smyrf.kernels.workspace import Workspace, workspace
+from smyrf.methods import Tangent
+from smyrf.sizes import Level
+from smyrf.tangent import far, near
+from smyrf.tangent.candidates import Candidates, blocks
+from smyrf.tangent.tree import take, tree_orders
+
+# Queries and keys whose tree is built at once.
+MAX_VECTORS = 1 << 15
+
+
+def tangent_groups(
+    q: Tensor, k: Tensor, v: Tensor, method: Tangent, *, scale: float, key_mask: Tensor | None = None
+) -> list[Groups]:
+    """Who attends to whom, and to which far keys: a single list.
+
+    Args:
+        q: ``(batch, heads, N, D)``.
+        k: ``(batch, kv_heads, M, D)``; head h uses key head h · kv_heads // heads.
+        v: ``(batch, kv_heads, M, E)``.
+        key_mask: ``(batch, M)`` bool, True = may be attended to.
+
+    Example:
+        >>> import torch
+        >>> from smyrf import Tangent
+        >>> q, k, v = torch.randn(3, 1, 2, 512, 16).unbind()
+        >>> (groups,) = tangent_groups(q, k, v, Tangent(128), scale=0.25)
+        >>> groups.shape, groups.extra.bias.shape
+        ((2, 32, 16, 76), torch.Size([2, 32, 8]))
+    """
+    levels = method.sizes(k.shape[2], q.shape[2])
+    sizes = [size for level in levels for size in level]
+    queries, keys, *extra, _, _, _ = _tangent(q.detach(), k, v, key_mask, scale, sizes, method.rank)
+    return [Groups(queries=queries, keys=keys, extra=Extra(*extra))]
+
+
+@torch.library.custom_op("smyrf::tangent", mutates_args=())
+def _tangent(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float, sizes: Sequence[int], rank: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Queries ``(B, L, C)``, near keys ``(B, L, S)``, far keys, values and biases ``(B, L, ΣF, …)``; for
+    backward the centroids of all levels ``(B, ΣL, D)``, what each keeps ``(B, ΣL·S)``, as positions among its
+    candidates, and the tree's order of the keys ``(B, M)``.
+    """
+    levels = _levels(sizes)
+    results = _empty(q, k, v, levels)
+    with workspace(q.device) as scratch:
+        for rows in _row_slices(q, k):
+            parts = _rows(q, k, v, key_mask, rows)
+            _descend(*parts, scale, levels, rank, [x[rows] for x in results], scratch)
+    return results
+
+
+@_tangent.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, key_mask: Any, scale: float, sizes: Sequence[int], rank: int) -> Any:
+    return _empty(q, k, v, _levels(sizes))
+
+
+def _levels(sizes: Sequence[int]) -> list[Level]:
+    return [Level(*sizes[i : i + 5]) for i in range(0, len(sizes), 5)]
+
+
+def _empty(
+    q: Tensor, k: Tensor, v: Tensor, levels: list[Level]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Room for the results of `_tangent`."""
+    wide, leaf = torch.promote_types(q.dtype, torch.float32), levels[-1]
+    rows, n_far = q.shape[0] * q.shape[1], sum(level.n_far for level in levels)
+    n_nodes = sum(level.n_clusters for level in levels)
+    n_kept = sum(level.n_clusters * level.n_near for level in levels)
+
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return q.new_empty((rows, *shape), dtype=dtype)
+
+    return (
+        empty(leaf.n_clusters, leaf.cluster_size, dtype=torch.int64),
+        empty(leaf.n_clusters, leaf.n_near, dtype=torch.int64),
+        empty(leaf.n_clusters, n_far, k.shape[-1], dtype=wide),
+        empty(leaf.n_clusters, n_far, v.shape[-1], dtype=wide),
+        empty(leaf.n_clusters, n_far, dtype=wide),
+        empty(n_nodes, q.shape[-1], dtype=wide),
+        empty(n_kept, dtype=torch.int64),
+        empty(k.shape[2], dtype=torch.int64),
+    )
+
+
+def _row_slices(q: Tensor, k: Tensor) -> Iterator[slice]:
+    """The rows that are done together."""
+    n_rows, step = q.shape[0] * q.shape[1], max(1, MAX_VECTORS // max(q.shape[2], k.shape[2]))
+    for first in range(0, n_rows, step):
+        yield slice(first, min(first + step, n_rows))
+
+
+def _rows(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, rows: slice
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Some rows of ``(batch, heads, N, D)`` as ``(R, N, D)``, float32 or wider, and their mask ``(R, M)``."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    index = torch.arange(rows.start, rows.stop, device=q.device)
+    batch, head = index // q.shape[1], index % q.shape[1]
+    kv_head = head * k.shape[1] // q.shape[1]
+    mask = None if key_mask is None else key_mask[batch]
+    return q[batch, head].to(wide), k[batch, kv_head].to(wide), v[batch, kv_head].to(wide), mask
+
+
+def _descend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    levels: list[Level],
+    rank: int,
+    results: list[Tensor],
+    scratch: Workspace,
+) -> None:
+    """`_tangent` for R rows, (R, N, D) and so on, written into `results`."""
+    queries, near_keys, *far_keys, all_centroids, all_kept, k_order = results
+    n_rows, n_keys, leaf = len(q), k.shape[1], levels[-1]
+    # A query that is not finite must not decide for the others; its own output is what its scores make it.
+    q = torch.nan_to_num(q * scale, nan=0.0, posinf=0.0, neginf=0.0)
+    q_order, copies, order, branch = tree_orders(q, k, mask, leaf.n_clusters, rank)
+    queries.copy_(q_order.masked_fill(copies, -1).view_as(queries))
+    k_order.copy_(order)
+
+    spread_of_key, key_variance = near.key_spread(q, k, mask)  # (R, M), (R, D)
+    known = spread_of_key.gather(1, order), near.value_weight(v, mask).gather(1, order), branch  # each (R, M)
+    of_leaves = take(q, q_order).view(n_rows, leaf.n_clusters, leaf.cluster_size, -1)
+    mean, square = of_leaves.mean(2), of_leaves.square().mean(2)  # (R, L, D) twice
+    keys = Candidates.all_keys(k, v, mask, order)
+    for level, *of_level in _walk(levels, all_centroids, all_kept, *far_keys):
+        n_leaves = leaf.n_clusters // level.n_clusters  # of a cluster
+        by_parent = (len(keys.candidates), n_rows * level.n_clusters // len(keys.candidates))  # A, f
+        centroids = _average(mean, level)  # (R, L, D)
+        variance = _average(square, level).sub_(centroids.square()).clamp_(min=0.0)
+        spread = (variance * key_variance[:, None]).sum(-1).sqrt_().view(*by_parent, 1)
+        centroids = centroids.view(*by_parent, -1)
+        kept = order.new_empty(*by_parent, level.n_near)
+        folded = [x.new_empty(*by_parent, *x.shape[3:]) for x in of_level[2:]]
+        # A branch of the tree holds the keys of so many leaves: is there room for them?
+        has_room = 2 * -(-n_keys // leaf.n_clusters) * n_leaves <= level.n_near
+        for at, part in blocks(by_parent, keys):
+            k_here, v_here = keys.gather(at, scratch)  # (a, n, D), (a, n, E)
+            q_here = centroids[at, part]  # (a, f, D)
+            scores = keys.score(q_here, k_here, at, scratch)  # (a, f, n)
+            of_key, weight, branches = (keys.of(x, at)[:, None] for x in known)  # (a, 1, n) each
+            ranks = near.score(scores, spread[at, part], of_key, weight, scratch)
+            if has_room:
+                first = torch.arange(at.start, at.stop, device=q.device) * by_parent[1] % level.n_clusters + part.start
+                near.prefer_own(ranks, branches // n_leaves - first[:, None, None])
+            kept[at, part] = chosen = near.choose(ranks, level.n_near)  # (a, f, S)
+            scores.scatter_(2, chosen, -torch.inf)
+            for x, whole in zip(far.fold(scores, k_here, v_here, q_here, level.n_far), folded, strict=True):
+                whole[at, part] = x
+        for x, whole in zip((centroids, kept), of_level[:2], strict=True):
+            whole.copy_(x.view_as(whole))
+        for x, whole in zip(folded, of_level[2:], strict=True):  # the same for all leaves of a cluster
+            whole.copy_(x.view(n_rows, level.n_clusters, 1, *x.shape[2:]).expand_as(whole))
+        keys.keep(kept)
+    chosen = keys.candidates.view(n_rows, -1)  # (R, L·S)
+    found = order.gather(1, chosen - torch.arange(n_rows, device=q.device)[:, None] * n_keys)
+    if keys.hidden is not None:
+        found.masked_fill_(keys.hidden.view(-1)[chosen], -1)
+    near_keys.copy_(found.view_as(near_keys))
+
+
+def _walk(levels: list[Level], centroids: Tensor, kept: Tensor, *extra: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Each level and its part of the results: centroids (R, L, D), kept (R, L, S), far keys (R, L, leaves, F, …)."""
+    node = place = first = 0
+    for level in levels:
+        n_clusters, n_kept = level.n_clusters, level.n_clusters * level.n_near
+        yield (
+            level,
+            centroids[:, node : node + n_clusters],
+            kept[:, place : place + n_kept].view(len(kept), n_clusters, level.n_near),
+            *(_by_cluster(x, n_clusters)[:, :, :, first : first + level.n_far] for x in extra),
+        )
+        node, place, first = node + n_clusters, place + n_kept, first + level.n_far
+
+
+def _average(x: Tensor, level: Level) -> Tensor:
+    """Means over the leaves of each cluster: (R, leaves, D) → (R, L, D)."""
+    return _by_cluster(x, level.n_clusters).mean(2)
+
+
+def _by_cluster(x: Tensor, n_clusters: int) -> Tensor:
+    """(R, leaves, …) → (R, L, leaves / L, …)."""
+    return x.view(len(x), n_clusters, -1, *x.shape[2:])
+
+
+@torch.library.custom_op("smyrf::tangent_backward", mutates_args=())
+def _tangent_backward(
+    dkeys: Tensor,
+    dvalues: Tensor,
+    dbias: Tensor,
+    far_keys: Tensor,
+    far_values: Tensor,
+    far_bias: Tensor,
+    centroids: Tensor,
+    kept: Tensor,
+    order: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    sizes: Sequence[int],
+    heads: int,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of k and v from those of the far keys, their values and biases."""
+    levels = _levels(sizes)
+    wide = far_keys.dtype
+    dk, dv = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v))
+    q = centroids.view(len(k), heads, *centroids.shape[1:])  # for its shape alone
+    with workspace(k.device) as scratch:
+        for rows in _row_slices(q, k):
+            _, k_rows, v_rows, mask = _rows(q, k, v, key_mask, rows)
+            keys = Candidates.all_keys(k_rows, v_rows, mask, order[rows])
+            sums = [torch.zeros_like(x) for x in (keys.keys, keys.values)]  # (R·M, D), (R·M, E)
+            far_parts = [x[rows] for x in (far_keys, far_values, far_bias, dkeys, dvalues, dbias)]
+            for level, q_here, kept_here, *extra in _walk(levels, centroids[rows], kept[rows], *far_parts):
+                by_parent = (len(keys.candidates), len(k_rows) * level.n_clusters // len(keys.candidates))
+                q_here, kept_here = (x.reshape(*by_parent, -1) for x in (q_here, kept_here))
+                found = Extra(*(x[:, :, 0].reshape(*by_parent, *x.shape[3:]) for x in extra[:3]))
+                grad = Extra(*(x.sum(2).view(*by_parent, *x.shape[3:]) for x in extra[3:]))
+                for at, part in blocks(by_parent, keys):
+                    k_here, v_here = keys.gather(at, scratch)
+                    scores = keys.score(q_here[at, part].contiguous(), k_here, at, scratch)
+                    scores.scatter_(2, kept_here[at, part], -torch.inf)
+                    there, back = (Extra(*(x[at, part] for x in extras)) for extras in (found, grad))
+                    into = [torch.zeros_like(x) for x in (k_here, v_here)]
+                    far.fold_backward(scores, k_here, v_here, q_here[at, part], there, back, *into)
+                    for total, own in zip(sums, into, strict=True):
+                        total.index_add_(0, keys.candidates[at].reshape(-1), own.flatten(0, 1))
+                keys.keep(kept_here)
+            index = torch.arange(rows.start, rows.stop, device=k.device)
+            kv_row = index // heads * k.shape[1] + index % heads * k.shape[1] // heads  # (R,)
+            to = (order[rows] + kv_row[:, None] * k.shape[2]).view(-1)
+            for total, own in zip((dk, dv), sums, strict=True):
+                total.view(-1, total.shape[-1]).index_add_(0, to, own)
+    return dk.to(k.dtype), dv.to(v.dtype)
+
+
+@_tangent_backward.register_fake
+def _(*args: Any) -> tuple[Tensor, Tensor]:
+    k, v = args[9], args[10]
+    return k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, key_mask, _, ctx.sizes, _ = inputs
+    ctx.heads = q.shape[1]
+    queries, near_keys, *saved = output
+    ctx.save_for_backward(*saved, k, v, key_mask)
+    ctx.mark_non_differentiable(queries, near_keys, *saved[3:])
+
+
+def _differentiate(ctx: Any, _: Any, __: Any, dkeys: Tensor, dvalues: Tensor, dbias: Tensor, *___: Any) -> Any:
+    dk, dv = _tangent_backward(dkeys, dvalues, dbias, *ctx.saved_tensors, ctx.sizes, ctx.heads)
+    return None, dk, dv, None, None, None, None
+
+
+_tangent.register_autograd(_differentiate, setup_context=_setup_context)

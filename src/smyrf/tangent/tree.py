@@ -1,0 +1,175 @@
+"""One binary tree over queries and keys: clusters of queries that weigh the keys alike.
+
+Both are seen in the few directions that matter to their inner products. A node splits its queries at
+the median along their main direction, and its keys along the same one: branch i of the queries and branch
+i of the keys belong together. All nodes of a depth have the same size, so that a depth is one batch.
+
+Shapes: R rows (heads), N queries, M keys, D width, r directions, L leaves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Vectors from which a covariance is estimated, and the main direction of a node.
+MAX_SAMPLES = 1024
+NODE_SAMPLES = 256
+POWER_STEPS = 6
+
+
+def tree_orders(
+    q: Tensor, k: Tensor, mask: Tensor | None, n_leaves: int, rank: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries and keys in the order of the tree, leaf by leaf.
+
+    Lengths that the number of leaves does not divide are filled up with copies, evenly spread. A copied query has
+    a place but no output, a copied key is dropped.
+
+    Args:
+        q: ``(R, N, D)``, finite.
+        k: ``(R, M, D)``.
+        mask: ``(R, M)`` bool, True = may be attended to, or None.
+        n_leaves: a power of two.
+
+    Returns:
+        the order of the queries ``(R, L·⌈N / L⌉)``, which of these are copies, the order of the keys ``(R, M)``, and
+        the leaf of each key in that order ``(R, M)``.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(1, 10, 3)
+        >>> queries, copies, keys, leaves = tree_orders(x, x, None, 4, 2)
+        >>> queries.shape, int(copies.sum()), sorted(keys[0].tolist()) == list(range(10))
+        (torch.Size([1, 12]), 2, True)
+    """
+    k = torch.nan_to_num(k, nan=0.0, posinf=0.0, neginf=0.0)
+    w = basis(q, k, mask, rank)
+    x, y = q @ w, k @ w  # (R, N, r), (R, M, r)
+    if mask is not None:  # a masked key goes where some valid one goes, so that all branches have their share
+        valid = torch.argsort((~mask).byte(), dim=1, stable=True)  # (R, M), valid ones first
+        count = mask.sum(1, keepdim=True).clamp(min=1)  # (R, 1)
+        stand_in = valid.gather(1, torch.arange(k.shape[1], device=k.device) % count)
+        y = torch.where(mask[..., None], y, take(y, stand_in))
+    q_from, q_copies = _spread_out(q.shape[1], n_leaves * -(-q.shape[1] // n_leaves), q.device)
+    n_keys = n_leaves * -(-k.shape[1] // n_leaves)
+    k_from, k_copies = _spread_out(k.shape[1], n_keys, k.device)
+    q_order, k_order = joint_tree(x[:, q_from].contiguous(), y[:, k_from].contiguous(), n_leaves)
+    branch = torch.arange(n_keys, device=k.device) // (n_keys // n_leaves)
+    real = ~k_copies[k_order]  # (R, n_keys)
+    shape = (len(k), k.shape[1])
+    return (
+        q_from[q_order],
+        q_copies[q_order],
+        k_from[k_order[real]].view(shape),
+        branch.expand_as(k_order)[real].view(shape),
+    )
+
+
+def _spread_out(length: int, n_places: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which of `length` vectors stands at each of more places, and which of these are copies."""
+    source = torch.arange(n_places, device=device) * length // n_places
+    return source, source == torch.nn.functional.pad(source[:-1], (1, 0), value=-1)
+
+
+def take(x: Tensor, order: Tensor) -> Tensor:
+    """Rows of each of ``(R, M, D)`` in the order ``(R, n)``."""
+    start = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
+    return x.reshape(-1, x.shape[-1]).index_select(0, (order + start).view(-1)).view(*order.shape, -1)
+
+
+def basis(q: Tensor, k: Tensor, key_mask: Tensor | None, rank: int) -> Tensor:
+    """Directions W ``(R, D, r)`` in which q and k differ most as far as q·k is concerned.
+
+    With Σ_q and Σ_k the centred covariances and h any square root of Σ_k (h hᵀ = Σ_k): W = h U, where U holds the
+    top r eigenvectors of hᵀ Σ_q h. Distances in qW and kW are then those that change inner products.
+
+    Args:
+        q: ``(R, N, D)``, finite.
+        k: ``(R, M, D)``, finite.
+        key_mask: ``(R, M)`` bool, True = may be attended to, or None.
+    """
+    sigma_q, sigma_k = _covariance(_sample(q), None), _covariance(k if key_mask is not None else _sample(k), key_mask)
+    width = q.shape[-1]
+    floor = sigma_k.diagonal(dim1=-2, dim2=-1).sum(-1).mul(1e-6).clamp(min=1e-12)  # a root needs full rank
+    root = torch.linalg.cholesky(sigma_k + floor[:, None, None] * torch.eye(width, dtype=k.dtype, device=k.device))
+    _, vectors = torch.linalg.eigh(root.transpose(1, 2) @ sigma_q @ root)  # ascending
+    return root @ vectors[..., -rank:]
+
+
+def _sample(x: Tensor) -> Tensor:
+    return x[:, :: max(1, x.shape[1] // MAX_SAMPLES)]
+
+
+def _covariance(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Of the valid vectors, in units in which the largest coordinate is one: (R, D, D)."""
+    x = x / x.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    if mask is None:
+        x = x - x.mean(1, keepdim=True)
+        return x.transpose(1, 2) @ x / x.shape[1]
+    weight = mask.to(x) / mask.sum(-1, keepdim=True).clamp(min=1)  # (R, M)
+    mean = (weight[..., None] * x).sum(1, keepdim=True)  # (R, 1, D)
+    x = (x - mean) * weight[..., None].sqrt()
+    return x.transpose(1, 2) @ x
+
+
+def joint_tree(x: Tensor, y: Tensor, n_leaves: int) -> tuple[Tensor, Tensor]:
+    """Orders of queries and keys in which every leaf, and every node above it, is one run.
+
+    Args:
+        x: ``(R, N, r)``, queries; y: ``(R, M, r)``, keys; n_leaves: a power of two that divides N and M.
+
+    Returns:
+        ``(R, N)`` and ``(R, M)`` int64.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[[5.0], [1.0], [4.0], [2.0]]])
+        >>> queries, keys = joint_tree(x, -x, 2)
+        >>> sorted(queries[0, :2].tolist()), sorted(keys[0, :2].tolist())  # opposite signs, opposite halves
+        ([1, 3], [0, 2])
+    """
+    rows, _, rank = x.shape
+    orders = [torch.arange(z.shape[1], device=z.device).expand(rows, -1) for z in (x, y)]
+    n_nodes = 1
+    while n_nodes < n_leaves:
+        direction = _main_direction(x.view(rows * n_nodes, -1, rank))  # (R·n, r)
+        moved = []
+        for i, z in enumerate((x, y)):
+            size = z.shape[1] // n_nodes
+            halves = _split(_along(z.view(rows * n_nodes, size, rank), direction))  # (R·n, size)
+            at = halves + torch.arange(rows * n_nodes, device=z.device)[:, None] * size  # rows of (R·N, r)
+            moved.append(z.reshape(-1, rank).index_select(0, at.view(-1)).view_as(z))
+            orders[i] = orders[i].reshape(-1)[at.view(-1)].view(rows, -1)
+        x, y = moved
+        n_nodes *= 2
+    return orders[0], orders[1]
+
+
+def _main_direction(x: Tensor) -> Tensor:
+    """First principal direction of each node's vectors ``(n, size, r)``, ``(n, r)``, by power iteration."""
+    x = x[:, :: max(1, x.shape[1] // NODE_SAMPLES)]
+    x = x - x.mean(1, keepdim=True)
+    gram = x.transpose(1, 2) @ x  # (n, r, r)
+    largest = gram.diagonal(dim1=1, dim2=2).argmax(-1)  # (n,)
+    a = gram.gather(2, largest[:, None, None].expand(-1, gram.shape[1], 1))  # (n, r, 1)
+    for _ in range(POWER_STEPS):
+        a = a / a.norm(dim=1, keepdim=True).clamp(min=torch.finfo(a.dtype).tiny)
+        a = (gram * a.transpose(1, 2)).sum(2, keepdim=True)
+    return a[..., 0]
+
+
+def _along(x: Tensor, direction: Tensor) -> Tensor:
+    """x·a for all vectors of all nodes, ``(n, size)``."""
+    # Two columns, of which one is dropped: a product with a single one is done by other code where there is
+    # a single node, which rounds differently, and a row would depend on the batch around it.
+    return torch.bmm(x, direction[..., None].expand(-1, -1, 2))[..., 0]
+
+
+def _split(values: Tensor) -> Tensor:
+    """Positions of the smaller half, then of the larger half, along the last axis."""
+    size = values.shape[-1]
+    if values.device.type != "cpu":
+        return values.argsort(dim=-1, stable=True)
+    return torch.from_numpy(np.argpartition(values.numpy(), size // 2 - 1, axis=-1))
