@@ -1,6 +1,7 @@
 """The peers of `smyrf bench quality`, which live in benchmarks/peers."""
 
 import importlib
+import itertools
 import sys
 from pathlib import Path
 
@@ -164,7 +165,7 @@ def test_neighbours_in_gray_order_differ_in_one_sign():
     rank = factory("angular", "gray_rank")(signs[None], torch.eye(4))[0]
     assert sorted(rank.tolist()) == list(range(16))
     ordered = signs[rank.argsort()]
-    assert all(int((a != b).sum()) == 1 for a, b in zip(ordered[:-1], ordered[1:], strict=True))
+    assert all(int((a != b).sum()) == 1 for a, b in itertools.pairwise(ordered))
 
 
 def test_the_folder_is_loaded_under_a_name_of_its_own():

@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 app = typer.Typer(
     help="Attention in O(N log N) for models that already exist.",
@@ -109,13 +110,16 @@ def bench(
 
 @bench_app.command()
 def quality(
-    model: Annotated[str | None, typer.Option(help="minilm, or a path or hub name of an encoder. [minilm]")] = None,
+    model: Annotated[str | None, typer.Option(help="minilm (by default), or a path or hub name of an encoder.")] = None,
     qkv: Annotated[Path | None, typer.Option(help="q, k, v from a .safetensors or .npz file, instead.")] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens per document, for a model. [512]")] = None,
-    documents: Annotated[int | None, typer.Option(help="Documents, for a model. [2]")] = None,
-    budget: Annotated[list[int] | None, typer.Option(help="Key visits per query; several. [64, 128, 256]")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens per document, for a model; 512 by default.")] = None,
+    documents: Annotated[int | None, typer.Option(help="Documents, for a model; 2 by default.")] = None,
+    budget: Annotated[
+        list[int] | None, typer.Option(help="Key visits per query, may be given several times; 64, 128, 256.")
+    ] = None,
     peers: Annotated[
-        Path | None, typer.Option(help=f"Python file with other methods; it is run. [{PEERS}, if it is there]")
+        Path | None,
+        typer.Option(help=f"Python file or folder with other methods, which is run; {PEERS} if it is there."),
     ] = None,
     gradients: Annotated[bool, typer.Option(help="Also errors of gradients and of the attention map.")] = True,
     time: Annotated[bool, typer.Option(help="Also measure the time.")] = True,
@@ -142,6 +146,8 @@ def quality(
     ):
         if value is not None and value < least:
             _refuse(f"--{name} {value} must be at least {least}")
+    if seed >= 2**62:
+        _refuse(f"--seed {seed} must be less than 2**62")
     if qkv is not None and not (model is None and length is None and documents is None):
         _refuse(f"--qkv {qkv} has its own lengths: leave out --model, --length and --documents")
     if plot is not None:
@@ -156,7 +162,9 @@ def quality(
         peers_of = None if peers is None else load_peers(peers)
     except PeerError as error:
         _refuse(f"--peers {peers}: {error}")
-    console.print("no peers: --peers names a file with them" if peers is None else f"peers: {peers}", highlight=False)
+    console.print(
+        "no peers: --peers names a file with them" if peers is None else f"peers: {escape(str(peers))}", highlight=False
+    )
 
     model, length, documents = model or "minilm", length or 512, documents or 2
     if qkv is not None:
@@ -244,7 +252,7 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> NoReturn:
-    Console(stderr=True).print(f"[bold red]error:[/] {sentence}", soft_wrap=True, highlight=False)
+    Console(stderr=True).print(f"[bold red]error:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
     raise typer.Exit(2)
 
 

@@ -70,8 +70,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file")
     if path.suffix == ".npz":
-        try:
-            with numpy.load(path, allow_pickle=False) as data:
+        try:  # the file is opened here because NumPy leaves a broken one open
+            with path.open("rb") as file, numpy.load(file, allow_pickle=False) as data:
                 return {name: torch.from_numpy(data[name]) for name in data.files}
         # `data.files` is missing where a file of a single array has the name of an archive.
         except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
