@@ -14,7 +14,7 @@ from smyrf.bench.quality.measure import Quality
 def table(qualities: Sequence[Quality], title: str) -> Table:
     """One row per contender, by budget, then by error; ours in bold."""
     # Narrow enough for 80 columns with everything in it.
-    found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
     gradients = any(one.map is not None for one in qualities)
     time = any(one.seconds is not None for one in qualities)
     names = ["budget", "attention", "visits", "error", "worst"]
