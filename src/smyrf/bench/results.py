@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -85,8 +87,13 @@ def machine() -> dict[str, Any]:
     }
 
 
+def command_line() -> str:
+    """The command that is running, as it would be typed."""
+    return shlex.join(["smyrf", *sys.argv[1:]])
+
+
 def save(path: Path, command: str, threads: int, config: dict[str, Any], measurements: list[Measurement]) -> None:
-    """Writes the run, under a temporary name first: a kill leaves the old file or the new one."""
+    """Writes the measurements of a run, with their ratios."""
     rows = []
     for one in measurements:
         rows.append(
@@ -102,6 +109,14 @@ def save(path: Path, command: str, threads: int, config: dict[str, Any], measure
                 "memory_relative_to_sdpa": memory_ratio(measurements, one),
             }
         )
+    write(path, command, threads, config, rows)
+
+
+def write(path: Path, command: str, threads: int, config: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Writes rows with what is needed to repeat them, under a temporary name first.
+
+    A kill leaves the old file or the new one.
+    """
     data = {
         "command": command,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

