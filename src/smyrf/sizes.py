@@ -19,7 +19,7 @@ from typing import NamedTuple
 ONE_LEVEL, LAST_LEVEL, UPPER_LEVELS = 0.375, 0.22, 0.15
 # Clusters of the last level where there is one, and at least so many queries where there are several.
 SIZES, MIN_SIZE = (16, 256), 8
-MIN_NEAR = 16
+MIN_NEAR = 8
 # Candidates fall by equal factors from all keys to this share of the budget, about what is kept at last.
 KEPT_SHARE = 0.6
 # Far keys of all levels together, as a share of the budget.

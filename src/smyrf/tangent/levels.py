@@ -66,7 +66,7 @@ def _tangent(
     """
     levels = _levels(sizes)
     results = _empty(q, k, v, levels)
-    with workspace(q.device) as scratch:
+    with torch.autocast(q.device.type, enabled=False), workspace(q.device) as scratch:
         for rows in _row_slices(q, k):
             parts = _rows(q, k, v, key_mask, rows)
             _descend(*parts, scale, levels, rank, [x[rows] for x in results], scratch)
@@ -232,7 +232,7 @@ def _tangent_backward(
     wide = far_keys.dtype
     dk, dv = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v))
     q = centroids.view(len(k), heads, *centroids.shape[1:])  # for its shape alone
-    with workspace(k.device) as scratch:
+    with torch.autocast(k.device.type, enabled=False), workspace(k.device) as scratch:
         for rows in _row_slices(q, k):
             _, k_rows, v_rows, mask = _rows(q, k, v, key_mask, rows)
             keys = Candidates.all_keys(k_rows, v_rows, mask, order[rows])
