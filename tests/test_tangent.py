@@ -189,7 +189,7 @@ def test_every_key_counts_once_at_the_centroid(n_levels, masked):
 def run(q, k, v, sizes, mask=None, backend=None):
     """Attention with the given sizes, whatever a budget would make of them."""
     flat = [size for level in sizes for size in level]
-    queries, keys, *extra, _, _, _ = levels._tangent(q.detach(), k, v, mask, 0.3, flat, 8)
+    *extra, queries, keys, _, _, _ = levels._tangent(q.detach(), k, v, mask, 0.3, flat, 8)
     groups = levels.Groups(queries, keys, extra=levels.Extra(*extra))
     return attend(q, k, v, [groups], scale=0.3, backend=backend)[0]
 

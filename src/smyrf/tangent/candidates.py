@@ -40,11 +40,11 @@ class Candidates:
     everything: bool = True
 
     @classmethod
-    def all_keys(cls, k: Tensor, v: Tensor, mask: Tensor | None, order: Tensor) -> Candidates:
+    def all_keys(cls, k: Tensor, v: Tensor, mask: Tensor | None, order: Tensor, scratch: Workspace) -> Candidates:
         """All keys of k ``(R, M, D)``, v ``(R, M, E)`` and mask ``(R, M)``, in the given order ``(R, M)``."""
         return cls(
-            keys=take(k, order).flatten(0, 1),
-            values=take(v, order).flatten(0, 1),
+            keys=take(k, order, scratch.get("keys", (order.numel(), k.shape[-1]), k.dtype)).flatten(0, 1),
+            values=take(v, order, scratch.get("values", (order.numel(), v.shape[-1]), v.dtype)).flatten(0, 1),
             hidden=None if mask is None else ~mask.gather(1, order),
             candidates=torch.arange(order.numel(), device=k.device).view_as(order),
         )

@@ -52,7 +52,7 @@ def tangent_groups(
     """
     levels = method.sizes(k.shape[2], q.shape[2])
     sizes = [size for level in levels for size in level]
-    queries, keys, *extra, _, _, _ = _tangent(q.detach(), k, v, key_mask, scale, sizes, method.rank)
+    *extra, queries, keys, _, _, _ = _tangent(q.detach(), k, v, key_mask, scale, sizes, method.rank)
     return [Groups(queries=queries, keys=keys, extra=Extra(*extra))]
 
 
@@ -60,12 +60,13 @@ def tangent_groups(
 def _tangent(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float, sizes: Sequence[int], rank: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Queries ``(B, L, C)``, near keys ``(B, L, S)``, far keys, values and biases ``(B, L, ΣF, …)``; for
-    backward the centroids of all levels ``(B, ΣL, D)``, what each keeps ``(B, ΣL·S)``, as positions among its
+    """Far keys, their values and biases ``(B, L, ΣF, …)``, queries ``(B, L, C)``, near keys ``(B, L, S)``; for
+    backward the centroids of all levels ``(B, ΣL, D)``, what each keeps ``(B, ΣL·S)``, as places among its
     candidates, and the tree's order of the keys ``(B, M)``.
     """
     levels = _levels(sizes)
     results = _empty(q, k, v, levels)
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     with torch.autocast(q.device.type, enabled=False), workspace(q.device) as scratch:
         for rows in _row_slices(q, k):
             parts = _rows(q, k, v, key_mask, rows)
@@ -95,11 +96,11 @@ def _empty(
         return q.new_empty((rows, *shape), dtype=dtype)
 
     return (
-        empty(leaf.n_clusters, leaf.cluster_size, dtype=torch.int64),
-        empty(leaf.n_clusters, leaf.n_near, dtype=torch.int64),
         empty(leaf.n_clusters, n_far, k.shape[-1], dtype=wide),
         empty(leaf.n_clusters, n_far, v.shape[-1], dtype=wide),
         empty(leaf.n_clusters, n_far, dtype=wide),
+        empty(leaf.n_clusters, leaf.cluster_size, dtype=torch.int64),
+        empty(leaf.n_clusters, leaf.n_near, dtype=torch.int64),
         empty(n_nodes, q.shape[-1], dtype=wide),
         empty(n_kept, dtype=torch.int64),
         empty(k.shape[2], dtype=torch.int64),
@@ -118,11 +119,14 @@ def _rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Some rows of ``(batch, heads, N, D)`` as ``(R, N, D)``, float32 or wider, and their mask ``(R, M)``."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    index = torch.arange(rows.start, rows.stop, device=q.device)
-    batch, head = index // q.shape[1], index % q.shape[1]
-    kv_head = head * k.shape[1] // q.shape[1]
-    mask = None if key_mask is None else key_mask[batch]
-    return q[batch, head].to(wide), k[batch, kv_head].to(wide), v[batch, kv_head].to(wide), mask
+    of_q, of_k = rows, _kv_rows(rows, q.shape[1], k) if q.shape[1] != k.shape[1] else rows
+    mask = None if key_mask is None else key_mask[torch.arange(rows.start, rows.stop, device=q.device) // q.shape[1]]
+    return q.flatten(0, 1)[of_q].to(wide), k.flatten(0, 1)[of_k].to(wide), v.flatten(0, 1)[of_k].to(wide), mask
+
+
+def _kv_rows(rows: slice, heads: int, k: Tensor) -> Tensor:
+    """The row of ``(batch · kv_heads, …)`` that each of some rows of ``(batch · heads, …)`` uses."""
+    return torch.arange(rows.start, rows.stop, device=k.device) // (heads // k.shape[1])
 
 
 def _descend(
@@ -137,19 +141,22 @@ def _descend(
     scratch: Workspace,
 ) -> None:
     """`_tangent` for R rows, (R, N, D) and so on, written into `results`."""
-    queries, near_keys, *far_keys, all_centroids, all_kept, k_order = results
+    *far_keys, queries, near_keys, all_centroids, all_kept, k_order = results
     n_rows, n_keys, leaf = len(q), k.shape[1], levels[-1]
     # A query that is not finite must not decide for the others; its own output is what its scores make it.
-    q = torch.nan_to_num(q * scale, nan=0.0, posinf=0.0, neginf=0.0)
-    q_order, copies, order, branch = tree_orders(q, k, mask, leaf.n_clusters, rank)
+    q = near.finite(q * scale)
+    q_order, copies, order, branch = tree_orders(q, near.finite(k), mask, leaf.n_clusters, rank)
     queries.copy_(q_order.masked_fill(copies, -1).view_as(queries))
     k_order.copy_(order)
 
-    spread_of_key, key_variance = near.key_spread(q, k, mask)  # (R, M), (R, D)
+    of_leaves = take(q, q_order, scratch.get("ordered", (q_order.numel(), q.shape[-1]), q.dtype))  # (R, L·C, D)
+    of_leaves = of_leaves.view(n_rows, leaf.n_clusters, leaf.cluster_size, -1)
+    mean = of_leaves.mean(2)  # (R, L, D)
+    square = of_leaves.square_().mean(2)
+    query_variance = (square.mean(1) - mean.mean(1).square_()).clamp_(min=0.0)  # (R, D)
+    spread_of_key, key_variance = near.key_spread(k, query_variance, mask)  # (R, M), (R, D)
     known = spread_of_key.gather(1, order), near.value_weight(v, mask).gather(1, order), branch  # each (R, M)
-    of_leaves = take(q, q_order).view(n_rows, leaf.n_clusters, leaf.cluster_size, -1)
-    mean, square = of_leaves.mean(2), of_leaves.square().mean(2)  # (R, L, D) twice
-    keys = Candidates.all_keys(k, v, mask, order)
+    keys = Candidates.all_keys(k, v, mask, order, scratch)
     for level, *of_level in _walk(levels, all_centroids, all_kept, *far_keys):
         n_leaves = leaf.n_clusters // level.n_clusters  # of a cluster
         by_parent = (len(keys.candidates), n_rows * level.n_clusters // len(keys.candidates))  # A, f
@@ -235,7 +242,7 @@ def _tangent_backward(
     with torch.autocast(k.device.type, enabled=False), workspace(k.device) as scratch:
         for rows in _row_slices(q, k):
             _, k_rows, v_rows, mask = _rows(q, k, v, key_mask, rows)
-            keys = Candidates.all_keys(k_rows, v_rows, mask, order[rows])
+            keys = Candidates.all_keys(k_rows, v_rows, mask, order[rows], scratch)
             sums = [torch.zeros_like(x) for x in (keys.keys, keys.values)]  # (R·M, D), (R·M, E)
             far_parts = [x[rows] for x in (far_keys, far_values, far_bias, dkeys, dvalues, dbias)]
             for level, q_here, kept_here, *extra in _walk(levels, centroids[rows], kept[rows], *far_parts):
@@ -253,9 +260,7 @@ def _tangent_backward(
                     for total, own in zip(sums, into, strict=True):
                         total.index_add_(0, keys.candidates[at].reshape(-1), own.flatten(0, 1))
                 keys.keep(kept_here)
-            index = torch.arange(rows.start, rows.stop, device=k.device)
-            kv_row = index // heads * k.shape[1] + index % heads * k.shape[1] // heads  # (R,)
-            to = (order[rows] + kv_row[:, None] * k.shape[2]).view(-1)
+            to = (order[rows] + _kv_rows(rows, heads, k)[:, None] * k.shape[2]).view(-1)
             for total, own in zip((dk, dv), sums, strict=True):
                 total.view(-1, total.shape[-1]).index_add_(0, to, own)
     return dk.to(k.dtype), dv.to(v.dtype)
@@ -270,12 +275,12 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, key_mask, _, ctx.sizes, _ = inputs
     ctx.heads = q.shape[1]
-    queries, near_keys, *saved = output
-    ctx.save_for_backward(*saved, k, v, key_mask)
-    ctx.mark_non_differentiable(queries, near_keys, *saved[3:])
+    *far_keys, queries, near_keys, centroids, kept, order = output
+    ctx.save_for_backward(*far_keys, centroids, kept, order, k, v, key_mask)
+    ctx.mark_non_differentiable(queries, near_keys, centroids, kept, order)
 
 
-def _differentiate(ctx: Any, _: Any, __: Any, dkeys: Tensor, dvalues: Tensor, dbias: Tensor, *___: Any) -> Any:
+def _differentiate(ctx: Any, dkeys: Tensor, dvalues: Tensor, dbias: Tensor, *_: Any) -> Any:
     dk, dv = _tangent_backward(dkeys, dvalues, dbias, *ctx.saved_tensors, ctx.sizes, ctx.heads)
     return None, dk, dv, None, None, None, None
 

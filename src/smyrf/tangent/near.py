@@ -12,44 +12,54 @@ from torch import Tensor
 from smyrf.kernels.workspace import Workspace
 
 
-def key_spread(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def key_spread(k: Tensor, query_variance: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """How much q·k varies over the queries, from key to key.
 
     σ² = Σ_d var_q[d] (k_d − k̄_d)², divided by its mean over the valid keys.
 
     Args:
-        q: ``(R, N, D)``; k: ``(R, M, D)``; mask: ``(R, M)`` bool, True = may be attended to, or None.
+        k: ``(R, M, D)``.
+        query_variance: var_q ``(R, D)``.
+        mask: ``(R, M)`` bool, True = may be attended to, or None.
 
     Returns:
         relative σ ``(R, M)``, and the variances of the keys' coordinates ``(R, D)``.
     """
-    k, share = _finite(k), _shares(k, mask)
-    away = (k - (k * share).sum(1, keepdim=True)).square_()  # (R, M, D)
-    variance = (away * share).sum(1)  # (R, D)
-    of_queries = q.var(1, correction=0)  # (R, D)
-    mean = (of_queries * variance).sum(-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)  # (R, 1)
-    # Two columns, as in the tree: a product with one may be done by other code where there is one row.
-    sigma_sq = torch.bmm(away, of_queries[..., None].expand(-1, -1, 2))[..., 0] / mean  # (R, M)
-    return sigma_sq.sqrt_(), variance
+    away, share = _away(k, mask)  # (R, M, D), (R, 1, 1 or M)
+    variance = _mean(away.square(), share)[:, 0]  # (R, D)
+    mean = (query_variance * variance).sum(-1, keepdim=True).clamp(min=torch.finfo(k.dtype).tiny)  # (R, 1)
+    return torch.linalg.vector_norm(away.mul_((query_variance / mean).sqrt()[:, None]), dim=-1), variance
 
 
 def value_weight(v: Tensor, mask: Tensor | None) -> Tensor:
     """½ log ‖v − v̄‖² relative to its mean over the valid keys, bounded below: ``(R, M)``."""
-    v, share = _finite(v), _shares(v, mask)
-    away = (v - (v * share).sum(1, keepdim=True)).square_().sum(-1, keepdim=True)  # (R, M, 1)
-    mean = (away * share).sum(1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)  # (R, 1, 1)
-    return (away / mean)[..., 0].add_(1e-4).log_().mul_(0.5)
+    away, share = _away(v, mask)
+    norm = torch.linalg.vector_norm(away, dim=-1).square_()  # (R, M)
+    mean = _mean(norm[..., None], share)[..., 0].clamp(min=torch.finfo(v.dtype).tiny)  # (R, 1)
+    return norm.div_(mean).add_(1e-4).log_().mul_(0.5)
 
 
-def _finite(x: Tensor) -> Tensor:
+def finite(x: Tensor) -> Tensor:
+    """x with zeros for what is not finite: such vectors must not decide about the others."""
+    if x.device.type == "cpu" and bool(x.sum().isfinite()):  # almost always, and far cheaper than a copy
+        return x
     return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _shares(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Weights of a mean over the valid keys, ``(R, 1 or M, 1)``."""
+def _away(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x − x̄ with the mean over valid keys, ``(R, M, D)``, and the weights of such a mean, ``(R or 1, 1, M)``."""
+    x = finite(x)
     if mask is None:
-        return x.new_full((1, 1, 1), 1 / x.shape[1])
-    return (mask / mask.sum(1, keepdim=True).clamp(min=1))[..., None].to(x)
+        share = x.new_full((1, 1, x.shape[1]), 1 / x.shape[1])
+    else:
+        share = (mask / mask.sum(1, keepdim=True).clamp(min=1))[:, None].to(x)
+    return x - _mean(x, share), share
+
+
+def _mean(x: Tensor, share: Tensor) -> Tensor:
+    """Weighted mean over the keys, ``(R, 1, D)``."""
+    # As in the tree: not by a product with a single row, which is done by other code where there is one head.
+    return torch.bmm(share.expand(len(x), 2, -1), x)[:, :1]
 
 
 def score(scores: Tensor, spread: Tensor, key_spread: Tensor, weight: Tensor, scratch: Workspace) -> Tensor:
