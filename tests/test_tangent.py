@@ -38,21 +38,22 @@ def test_a_far_key_is_the_tangent_of_its_groups_mass(n, n_far, seed):
     k, v, centroid = torch.randn(1, n, 5), torch.randn(1, n, 3), torch.randn(1, 2, 5)
     hidden = torch.rand(1, 2, n) < 0.3
     scores = (centroid @ k.transpose(1, 2)).masked_fill(hidden, -torch.inf)
-    found = far.fold(scores.clone(), k, v, centroid, n_far)
+    found, biases = far.fold(scores.clone(), torch.cat([k, v], -1), centroid, n_far)
     q = torch.randn(2, 50, 5)
     for cluster in range(2):
         for i, run in far.runs(n, n_far):
-            bias, here = found.bias[0, cluster, i], ~hidden[0, cluster, run]
+            far_key, far_value = found[0, cluster, i].split([5, 3])
+            bias, here = biases[0, cluster, i], ~hidden[0, cluster, run]
             if not here.any():
                 assert bias == -torch.inf
-                assert (found.keys[0, cluster, i] == 0).all()
+                assert (far_key == 0).all()
                 continue
             keys, values = k[0, run][here], v[0, run][here]
             mass = (keys @ centroid[0, cluster]).logsumexp(0)
-            torch.testing.assert_close(found.keys[0, cluster, i] @ centroid[0, cluster] + bias, mass)
+            torch.testing.assert_close(far_key @ centroid[0, cluster] + bias, mass)
             mean = (keys @ centroid[0, cluster]).softmax(0) @ values
-            torch.testing.assert_close(found.values[0, cluster, i], mean, atol=1e-5, rtol=1e-5)
-            ours = q[cluster] @ found.keys[0, cluster, i] + bias
+            torch.testing.assert_close(far_value, mean, atol=1e-5, rtol=1e-5)
+            ours = q[cluster] @ far_key + bias
             assert (ours <= (q[cluster] @ keys.T).logsumexp(-1) + 1e-4).all()
 
 
@@ -70,17 +71,18 @@ def test_folding_has_the_gradients_of_its_formula():
             keys.append(weights @ k[:, run])
             values.append(weights @ v[:, run])
             bias.append(scores[..., run].logsumexp(-1) - (keys[-1] * centroid).sum(-1))
-        return far.Extra(*(torch.stack(x, 2) for x in (keys, values, bias)))
+        return torch.cat([torch.stack(keys, 2), torch.stack(values, 2)], -1), torch.stack(bias, 2)
 
     expected = formula()
-    grad = far.Extra(*(torch.randn_like(x) for x in expected))
-    wanted = torch.autograd.grad(list(expected), (k, v), list(grad))
+    grads = [torch.randn_like(x) for x in expected]
+    wanted = torch.autograd.grad(expected, (k, v), grads)
     with torch.no_grad():
+        vectors = torch.cat([k, v], -1)
         scores = (centroid @ k.transpose(1, 2)).masked_fill(hidden, -torch.inf)
-        found = far.fold(scores.clone(), k, v, centroid, 3)
-        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-        far.fold_backward(scores, k, v, centroid, found, grad, dk, dv)
-    for ours, theirs in zip((*found, dk, dv), (*expected, *wanted), strict=True):
+        found = far.fold(scores.clone(), vectors, centroid, 3)
+        into = torch.zeros_like(vectors)
+        far.fold_backward(scores, vectors, centroid, *found, *grads, into)
+    for ours, theirs in zip((*found, into), (*expected, torch.cat(wanted, -1)), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 

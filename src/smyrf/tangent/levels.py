@@ -165,13 +165,13 @@ def _descend(
         spread = (variance * key_variance[:, None]).sum(-1).sqrt_().view(*by_parent, 1)
         centroids = centroids.view(*by_parent, -1)
         kept = order.new_empty(*by_parent, level.n_near)
-        folded = [x.new_empty(*by_parent, *x.shape[3:]) for x in of_level[2:]]
+        vectors = centroids.new_empty(*by_parent, level.n_far, keys.vectors.shape[-1])  # of far keys
+        bias = centroids.new_empty(*by_parent, level.n_far)
         # A branch of the tree holds the keys of so many leaves: is there room for them?
         has_room = 2 * -(-n_keys // leaf.n_clusters) * n_leaves <= level.n_near
         for at, part in blocks(by_parent, keys):
-            k_here, v_here = keys.gather(at, scratch)  # (a, n, D), (a, n, E)
-            q_here = centroids[at, part]  # (a, f, D)
-            scores = keys.score(q_here, k_here, at, scratch)  # (a, f, n)
+            here, q_here = keys.gather(at, scratch), centroids[at, part]  # (a, n, D + E), (a, f, D)
+            scores = keys.score(q_here, here, at, scratch)  # (a, f, n)
             of_key, weight, branches = (keys.of(x, at)[:, None] for x in known)  # (a, 1, n) each
             ranks = near.score(scores, spread[at, part], of_key, weight, scratch)
             if has_room:
@@ -179,11 +179,12 @@ def _descend(
                 near.prefer_own(ranks, branches // n_leaves - first[:, None, None])
             kept[at, part] = chosen = near.choose(ranks, level.n_near)  # (a, f, S)
             scores.scatter_(2, chosen, -torch.inf)
-            for x, whole in zip(far.fold(scores, k_here, v_here, q_here, level.n_far), folded, strict=True):
-                whole[at, part] = x
+            vectors[at, part], bias[at, part] = far.fold(scores, here, q_here, level.n_far)
         for x, whole in zip((centroids, kept), of_level[:2], strict=True):
             whole.copy_(x.view_as(whole))
-        for x, whole in zip(folded, of_level[2:], strict=True):  # the same for all leaves of a cluster
+        width = q.shape[-1]
+        # Far keys are the same for all leaves of a cluster.
+        for x, whole in zip((vectors[..., :width], vectors[..., width:], bias), of_level[2:], strict=True):
             whole.copy_(x.view(n_rows, level.n_clusters, 1, *x.shape[2:]).expand_as(whole))
         keys.keep(kept)
     chosen = keys.candidates.view(n_rows, -1)  # (R, L·S)
@@ -236,34 +237,42 @@ def _tangent_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of k and v from those of the far keys, their values and biases."""
     levels = _levels(sizes)
-    wide = far_keys.dtype
-    dk, dv = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v))
+    k_whole, v_whole = k.contiguous(), v.contiguous()
+    dk, dv = (torch.zeros(x.shape, dtype=far_keys.dtype, device=x.device) for x in (k, v))
     q = centroids.view(len(k), heads, *centroids.shape[1:])  # for its shape alone
     with torch.autocast(k.device.type, enabled=False), workspace(k.device) as scratch:
         for rows in _row_slices(q, k):
-            _, k_rows, v_rows, mask = _rows(q, k, v, key_mask, rows)
+            _, k_rows, v_rows, mask = _rows(q, k_whole, v_whole, key_mask, rows)
             keys = Candidates.all_keys(k_rows, v_rows, mask, order[rows], scratch)
-            sums = [torch.zeros_like(x) for x in (keys.keys, keys.values)]  # (R·M, D), (R·M, E)
-            far_parts = [x[rows] for x in (far_keys, far_values, far_bias, dkeys, dvalues, dbias)]
-            for level, q_here, kept_here, *extra in _walk(levels, centroids[rows], kept[rows], *far_parts):
-                by_parent = (len(keys.candidates), len(k_rows) * level.n_clusters // len(keys.candidates))
-                q_here, kept_here = (x.reshape(*by_parent, -1) for x in (q_here, kept_here))
-                found = Extra(*(x[:, :, 0].reshape(*by_parent, *x.shape[3:]) for x in extra[:3]))
-                grad = Extra(*(x.sum(2).view(*by_parent, *x.shape[3:]) for x in extra[3:]))
-                for at, part in blocks(by_parent, keys):
-                    k_here, v_here = keys.gather(at, scratch)
-                    scores = keys.score(q_here[at, part].contiguous(), k_here, at, scratch)
-                    scores.scatter_(2, kept_here[at, part], -torch.inf)
-                    there, back = (Extra(*(x[at, part] for x in extras)) for extras in (found, grad))
-                    into = [torch.zeros_like(x) for x in (k_here, v_here)]
-                    far.fold_backward(scores, k_here, v_here, q_here[at, part], there, back, *into)
-                    for total, own in zip(sums, into, strict=True):
-                        total.index_add_(0, keys.candidates[at].reshape(-1), own.flatten(0, 1))
-                keys.keep(kept_here)
+            parts = [x[rows] for x in (centroids, kept, far_keys, far_values, far_bias, dkeys, dvalues, dbias)]
+            total = _gradients(keys, levels, parts, scratch)  # (R·M, D + E)
             to = (order[rows] + _kv_rows(rows, heads, k)[:, None] * k.shape[2]).view(-1)
-            for total, own in zip((dk, dv), sums, strict=True):
-                total.view(-1, total.shape[-1]).index_add_(0, to, own)
+            for whole, own in ((dk, total[:, : k.shape[-1]]), (dv, total[:, k.shape[-1] :])):
+                whole.view(-1, whole.shape[-1]).index_add_(0, to, own)
     return dk.to(k.dtype), dv.to(v.dtype)
+
+
+def _gradients(keys: Candidates, levels: list[Level], of_rows: list[Tensor], scratch: Workspace) -> Tensor:
+    """Gradients of R rows' keys and values, in the tree's order, ``(R·M, D + E)``."""
+    total, n_rows = torch.zeros_like(keys.vectors), len(keys.candidates)
+    for level, centroids, kept, *extra in _walk(levels, *of_rows):
+        by_parent = (len(keys.candidates), n_rows * level.n_clusters // len(keys.candidates))  # A, f
+        far_keys, far_values, bias = (x[:, :, 0] for x in extra[:3])  # the same for all leaves of a cluster
+        dkeys, dvalues, dbias = (x.sum(2) for x in extra[3:])
+        found, grad = torch.cat([far_keys, far_values], dim=-1), torch.cat([dkeys, dvalues], dim=-1)
+        centroids, kept, found, bias, grad, dbias = (
+            x.reshape(*by_parent, *x.shape[2:]) for x in (centroids, kept, found, bias, grad, dbias)
+        )
+        for at, part in blocks(by_parent, keys):
+            here, q_here = keys.gather(at, scratch), centroids[at, part]
+            scores = keys.score(q_here, here, at, scratch).scatter_(2, kept[at, part], -torch.inf)
+            into = scratch.get("into", tuple(here.shape), here.dtype).zero_()
+            far.fold_backward(
+                scores, here, q_here, found[at, part], bias[at, part], grad[at, part], dbias[at, part], into
+            )
+            total.index_add_(0, keys.candidates[at].reshape(-1), into.flatten(0, 1))
+        keys.keep(kept)
+    return total
 
 
 @_tangent_backward.register_fake
