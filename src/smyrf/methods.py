@@ -134,7 +134,7 @@ class Tangent:
         """
         n_queries = n_keys if n_queries is None else n_queries
         budget = self.budget if isinstance(self.budget, int) else self.budget * n_keys
-        n_levels = default_levels(n_queries, n_keys, budget) if self.levels is None else self.levels
+        n_levels = default_levels(n_keys, budget) if self.levels is None else self.levels
         return size_levels(
             n_queries,
             n_keys,

@@ -143,19 +143,17 @@ def _descend(
     """`_tangent` for R rows, (R, N, D) and so on, written into `results`."""
     *far_keys, queries, near_keys, all_centroids, all_kept, k_order = results
     n_rows, n_keys, leaf = len(q), k.shape[1], levels[-1]
-    # A query that is not finite must not decide for the others; its own output is what its scores make it.
-    q = near.finite(q * scale)
-    q_order, copies, order, branch = tree_orders(q, near.finite(k), mask, leaf.n_clusters, rank)
+    # What is not finite must not decide about the rest; in the output it is what the kernel makes of it.
+    finite_q, finite_k, finite_v = near.finite(q), near.finite(k), near.finite(v)
+    q_order, copies, order, branch = tree_orders(finite_q, finite_k, mask, leaf.n_clusters, rank)
     queries.copy_(q_order.masked_fill(copies, -1).view_as(queries))
     k_order.copy_(order)
 
-    of_leaves = take(q, q_order, scratch.get("ordered", (q_order.numel(), q.shape[-1]), q.dtype))  # (R, L·C, D)
-    of_leaves = of_leaves.view(n_rows, leaf.n_clusters, leaf.cluster_size, -1)
-    mean = of_leaves.mean(2)  # (R, L, D)
-    square = of_leaves.square_().mean(2)
+    mean, square = _moments(finite_q, q_order, leaf, scale, scratch)  # (R, L, D) twice
     query_variance = (square.mean(1) - mean.mean(1).square_()).clamp_(min=0.0)  # (R, D)
-    spread_of_key, key_variance = near.key_spread(k, query_variance, mask)  # (R, M), (R, D)
-    known = spread_of_key.gather(1, order), near.value_weight(v, mask).gather(1, order), branch  # each (R, M)
+    spread_of_key, key_variance = near.key_spread(finite_k, query_variance, mask, scratch)  # (R, M), (R, D)
+    weight_of_key = near.value_weight(finite_v, mask, scratch)  # (R, M)
+    known = spread_of_key.gather(1, order), weight_of_key.gather(1, order), branch  # each (R, M)
     keys = Candidates.all_keys(k, v, mask, order, scratch)
     for level, *of_level in _walk(levels, all_centroids, all_kept, *far_keys):
         n_leaves = leaf.n_clusters // level.n_clusters  # of a cluster
@@ -192,6 +190,22 @@ def _descend(
     if keys.hidden is not None:
         found.masked_fill_(keys.hidden.view(-1)[chosen], -1)
     near_keys.copy_(found.view_as(near_keys))
+
+
+def _moments(q: Tensor, order: Tensor, leaf: Level, scale: float, scratch: Workspace) -> tuple[Tensor, Tensor]:
+    """Means of the queries of each leaf and of their squares, times scale and its square: (R, L, D) twice."""
+    n_rows, _, width = q.shape
+    order = order.view(n_rows, leaf.n_clusters, leaf.cluster_size)
+    mean, square = (q.new_empty(n_rows, leaf.n_clusters, width) for _ in range(2))
+    step = max(1, near.CHUNK_ELEMENTS // (n_rows * leaf.cluster_size * width))
+    for first in range(0, leaf.n_clusters, step):
+        part = order[:, first : first + step]  # (R, l, C)
+        taken = take(q, part.flatten(1), scratch.get("ordered", (part.numel(), width), q.dtype)).view(
+            *part.shape, width
+        )
+        mean[:, first : first + step] = taken.mean(2)
+        square[:, first : first + step] = taken.square_().mean(2)
+    return mean.mul_(scale), square.mul_(scale**2)
 
 
 def _walk(levels: list[Level], centroids: Tensor, kept: Tensor, *extra: Tensor) -> Iterator[tuple[Any, ...]]:

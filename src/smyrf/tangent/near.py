@@ -11,32 +11,42 @@ from torch import Tensor
 
 from smyrf.kernels.workspace import Workspace
 
+# Elements of keys or values that are worked on at once.
+CHUNK_ELEMENTS = 1 << 18
 
-def key_spread(k: Tensor, query_variance: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+
+def key_spread(k: Tensor, query_variance: Tensor, mask: Tensor | None, scratch: Workspace) -> tuple[Tensor, Tensor]:
     """How much q·k varies over the queries, from key to key.
 
     σ² = Σ_d var_q[d] (k_d − k̄_d)², divided by its mean over the valid keys.
 
     Args:
-        k: ``(R, M, D)``.
+        k: ``(R, M, D)``, finite, zero where masked.
         query_variance: var_q ``(R, D)``.
         mask: ``(R, M)`` bool, True = may be attended to, or None.
 
     Returns:
         relative σ ``(R, M)``, and the variances of the keys' coordinates ``(R, D)``.
     """
-    away, share = _away(k, mask)  # (R, M, D), (R, 1, 1 or M)
-    variance = _mean(away.square(), share)[:, 0]  # (R, D)
-    mean = (query_variance * variance).sum(-1, keepdim=True).clamp(min=torch.finfo(k.dtype).tiny)  # (R, 1)
-    return torch.linalg.vector_norm(away.mul_((query_variance / mean).sqrt()[:, None]), dim=-1), variance
+    count = _count(k, mask)  # (R or 1, 1, 1)
+    mean = _sum(k) / count  # (R, 1, D)
+    square = torch.linalg.vector_norm(k, dim=1, keepdim=True).square_() / count  # (R, 1, D)
+    variance = (square - mean.square()).clamp_(min=0.0)[:, 0]  # (R, D)
+    total = (query_variance * variance).sum(-1, keepdim=True).clamp_(min=torch.finfo(k.dtype).tiny)  # (R, 1)
+    return _distances(k, mean, (query_variance / total).sqrt_()[:, None], scratch), variance
 
 
-def value_weight(v: Tensor, mask: Tensor | None) -> Tensor:
-    """½ log ‖v − v̄‖² relative to its mean over the valid keys, bounded below: ``(R, M)``."""
-    away, share = _away(v, mask)
-    norm = torch.linalg.vector_norm(away, dim=-1).square_()  # (R, M)
-    mean = _mean(norm[..., None], share)[..., 0].clamp(min=torch.finfo(v.dtype).tiny)  # (R, 1)
-    return norm.div_(mean).add_(1e-4).log_().mul_(0.5)
+def value_weight(v: Tensor, mask: Tensor | None, scratch: Workspace) -> Tensor:
+    """½ log ‖v − v̄‖² relative to its mean over the valid keys, bounded below: ``(R, M)``.
+
+    Args:
+        v: ``(R, M, E)``, finite, zero where masked.
+    """
+    count = _count(v, mask)
+    away = _distances(v, _sum(v) / count, None, scratch).square_()  # (R, M)
+    valid = away if mask is None else away * mask
+    mean = (valid.sum(1, keepdim=True) / count[..., 0]).clamp_(min=torch.finfo(v.dtype).tiny)  # (R, 1)
+    return away.div_(mean).add_(1e-4).log_().mul_(0.5)
 
 
 def finite(x: Tensor) -> Tensor:
@@ -46,20 +56,28 @@ def finite(x: Tensor) -> Tensor:
     return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _away(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x − x̄ with the mean over valid keys, ``(R, M, D)``, and the weights of such a mean, ``(R or 1, 1, M)``."""
-    x = finite(x)
-    if mask is None:
-        share = x.new_full((1, 1, x.shape[1]), 1 / x.shape[1])
-    else:
-        share = (mask / mask.sum(1, keepdim=True).clamp(min=1))[:, None].to(x)
-    return x - _mean(x, share), share
+def _count(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The number of valid keys, ``(R or 1, 1, 1)``."""
+    return x.new_full((1, 1, 1), x.shape[1]) if mask is None else mask.sum(1).clamp(min=1).to(x)[:, None, None]
 
 
-def _mean(x: Tensor, share: Tensor) -> Tensor:
-    """Weighted mean over the keys, ``(R, 1, D)``."""
+def _sum(x: Tensor) -> Tensor:
+    """Over the keys, ``(R, 1, D)``."""
     # As in the tree: not by a product with a single row, which is done by other code where there is one head.
-    return torch.bmm(share.expand(len(x), 2, -1), x)[:, :1]
+    return torch.bmm(x.new_ones(len(x), 2, x.shape[1]), x)[:, :1]
+
+
+def _distances(x: Tensor, mean: Tensor, factor: Tensor | None, scratch: Workspace) -> Tensor:
+    """‖(x − mean) · factor‖ ``(R, M)``, some vectors at a time: a copy of all would cost more than the rest."""
+    out = x.new_empty(x.shape[:2])
+    step = max(1, CHUNK_ELEMENTS // (len(x) * x.shape[-1]))
+    for first in range(0, x.shape[1], step):
+        part = x[:, first : first + step]
+        away = torch.sub(part, mean, out=scratch.get("away", tuple(part.shape), x.dtype))
+        if factor is not None:
+            away.mul_(factor)
+        out[:, first : first + step] = torch.linalg.vector_norm(away, dim=-1)
+    return out
 
 
 def score(scores: Tensor, spread: Tensor, key_spread: Tensor, weight: Tensor, scratch: Workspace) -> Tensor:
