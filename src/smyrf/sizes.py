@@ -20,8 +20,8 @@ ONE_LEVEL, LAST_LEVEL, UPPER_LEVELS = 0.375, 0.22, 0.15
 # M/u from which several levels give a smaller error in the same time. Beyond it these shares are halved: scoring and
 # folding take more time per visit than near keys do, and less so in larger clusters.
 CROSSOVER = 64
-# Clusters of the last level where there is one, and at least so many queries where there are several.
-SIZES, MIN_SIZE = (16, 256), 8
+# Queries of a cluster of the last level at least, where it is the only one, and where there are several.
+MIN_SIZE, MIN_LAST_SIZE = 16, 8
 MIN_NEAR = 8
 # Candidates fall by equal factors from all keys to this share of the budget, about what is kept at last.
 KEPT_SHARE = 0.6
@@ -99,10 +99,9 @@ def size_levels(
     if cluster_size is not None:
         n_clusters = 2 ** math.ceil(math.log2(max(n_queries / cluster_size, 1.0)))
     elif n_levels == 1:
-        size = min(max(1.5 * n_keys / (ONE_LEVEL * budget), SIZES[0]), SIZES[1])
-        n_clusters = _power_of_two(n_queries / size)
+        n_clusters = _power_of_two(n_queries / max(1.5 * n_keys / (ONE_LEVEL * budget), MIN_SIZE))
     else:
-        n_clusters = _power_of_two(n_queries / max(1.5 * last / (half * LAST_LEVEL * budget), MIN_SIZE))
+        n_clusters = _power_of_two(n_queries / max(1.5 * last / (half * LAST_LEVEL * budget), MIN_LAST_SIZE))
 
     levels: list[Level] = []
     n = n_keys
