@@ -13,6 +13,8 @@ from smyrf.kernels.workspace import Workspace
 
 # Elements of keys or values that are worked on at once.
 CHUNK_ELEMENTS = 1 << 18
+# Keys from which means and variances are estimated.
+MAX_SAMPLES = 1 << 13
 
 
 def key_spread(k: Tensor, query_variance: Tensor, mask: Tensor | None, scratch: Workspace) -> tuple[Tensor, Tensor]:
@@ -28,9 +30,10 @@ def key_spread(k: Tensor, query_variance: Tensor, mask: Tensor | None, scratch: 
     Returns:
         relative σ ``(R, M)``, and the variances of the keys' coordinates ``(R, D)``.
     """
-    count = _count(k, mask)  # (R or 1, 1, 1)
-    mean = _sum(k) / count  # (R, 1, D)
-    square = torch.linalg.vector_norm(k, dim=1, keepdim=True).square_() / count  # (R, 1, D)
+    some = k if mask is not None else k[:, :: max(1, k.shape[1] // MAX_SAMPLES)].contiguous()
+    count = _count(some, mask)  # (R or 1, 1, 1)
+    mean = _sum(some) / count  # (R, 1, D)
+    square = _sum(some.square()) / count  # (R, 1, D)
     variance = (square - mean.square()).clamp_(min=0.0)[:, 0]  # (R, D)
     total = (query_variance * variance).sum(-1, keepdim=True).clamp_(min=torch.finfo(k.dtype).tiny)  # (R, 1)
     return _distances(k, mean, (query_variance / total).sqrt_()[:, None], scratch), variance
