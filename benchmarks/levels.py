@@ -1,8 +1,8 @@
 """One level or several: error against time by length, ``python benchmarks/levels.py --json …``.
 
-The q, k and v of some heads of MiniLM with interpolated positions, on real text. Errors are measured on a sample of queries,
-against dense attention in float32; times are of one head, one thread, best of three. Beyond 16,384 tokens the model
-itself runs on Tangent attention with a large budget, since dense attention would take hours.
+The q, k and v of some heads of MiniLM with interpolated positions, on real text. Errors are measured on a sample of
+queries, against dense attention in float32; times are of one head, one thread, best of three. Beyond 16,384 tokens the
+model itself runs on Tangent attention with a large budget, since dense attention would take hours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hard inputs: ``python benchmarks/stress.py --json benchmarks/results/stress.json``.
 
-The q, k and v of one layer of MiniLM at 2,048 tokens, made hard in one way after another: sharp and flat logits, keys of
-very different norms, attention sinks, exact retrieval, masks. Smyrf (the best of three cluster sizes), Tangent with one and
-with two levels at equal key visits.
+The q, k and v of one layer of MiniLM at 2,048 tokens, made hard in one way after another: sharp and flat logits, keys
+of very different norms, attention sinks, exact retrieval, masks. Smyrf (the best of three cluster sizes), Tangent with
+one and with two levels at equal key visits.
 
 Shapes: B heads, N positions, D width.
 """
