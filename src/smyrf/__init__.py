@@ -2,7 +2,7 @@
 
 from smyrf import nn
 from smyrf.attention import attention
-from smyrf.methods import Dense, Smyrf, Tangent
+from smyrf.methods import Dense, PerHead, Smyrf, Tangent
 
-__all__ = ["Dense", "Smyrf", "Tangent", "attention", "nn"]
+__all__ = ["Dense", "PerHead", "Smyrf", "Tangent", "attention", "nn"]
 __version__ = "0.1.0"
