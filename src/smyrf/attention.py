@@ -133,7 +133,7 @@ def seeded_attention(
         raise TypeError(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
 
     lead = q.shape[:-2]  # (…, heads)
-    q, k, v = (_four_axes(x) for x in (q, k, v))  # (batch, heads, N, D), (batch, kv_heads, M, D or E)
+    q, k, v = (four_axes(x) for x in (q, k, v))  # (batch, heads, N, D), (batch, kv_heads, M, D or E)
     if key_mask is not None:
         key_mask = key_mask.reshape(len(q), k.shape[2])  # (batch, M)
         # Weight zero times NaN is NaN: what must not count is taken out before it is multiplied.
@@ -231,7 +231,7 @@ def check_dropout(name: str, dropout: object) -> None:
         raise ValueError(f"{name}={dropout} must be in [0, 1]")
 
 
-def _four_axes(x: Tensor) -> Tensor:
+def four_axes(x: Tensor) -> Tensor:
     """``(…, heads, N, D)`` → ``(batch, heads, N, D)``."""
     if x.dim() == 2:
         return x[None, None]

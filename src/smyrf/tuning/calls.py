@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from smyrf.analysis.capture import CaptureAttention
-from smyrf.attention import attention
+from smyrf.attention import attention, four_axes
 from smyrf.methods import Dense
 
 # A float mask hides by -inf or by a number like this one; what is greater is a bias.
@@ -148,7 +148,7 @@ def _through_sdpa(model: nn.Module) -> Iterator[None]:
 
 def _call(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, is_causal: bool) -> Call:
     n_axes = q.dim()
-    q, k, v = (x[(None,) * (4 - n_axes)] if n_axes < 4 else x.flatten(0, -4) for x in (q, k, v))
+    q, k, v = (four_axes(x) for x in (q, k, v))
     if mask is None:
         return Call(q, k, v, scale, None, is_causal)
     if n_axes > 4:
