@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from smyrf.methods import Dense, Method, PerHead, Smyrf, Tangent, check_method, method_from_dict, method_to_dict
+from smyrf.methods import Method, PerHead, Smyrf, Tangent, check_method, method_from_dict, method_to_dict
 
 COLUMNS = ("layer", "method", "key visits", "error", "speed-up", "why")
 
@@ -28,8 +28,8 @@ class LayerPlan:
         reason: why this one.
 
     Example:
-        >>> LayerPlan(0, Tangent(0.25), 128, 512, 0.08, 1.4, "cheapest within the error").cells()
-        ('0', 'Tangent 25%', '128 of 512', '0.080', '1.40', 'cheapest within the error')
+        >>> LayerPlan(0, Tangent(0.25), 128, 512, 0.08, 1.4, "cheapest that fits").cells()
+        ('0', 'Tangent 25%', '128 of 512', '0.080', '1.40', 'cheapest that fits')
     """
 
     index: int
@@ -62,13 +62,13 @@ class Plan:
         machine: where times were measured.
 
     Example:
-        >>> layer = LayerPlan(0, Tangent(0.25), 128, 512, 0.08, None, "cheapest within the error")
+        >>> layer = LayerPlan(0, Tangent(0.25), 128, 512, 0.08, None, "cheapest that fits")
         >>> plan = Plan((layer,), max_error=0.1, machine="")
         >>> plan.methods[0].budget, plan.memory_share
         (0.25, 0.25)
         >>> print(plan)
         layer  method       key visits  error  speed-up  why
-        0      Tangent 25%  128 of 512  0.080            cheapest within the error
+        0      Tangent 25%  128 of 512  0.080            cheapest that fits
         1 layer, max_error=0.1: 25.0% of the keys visited
     """
 
@@ -167,12 +167,11 @@ def _number(name: str, value: Any) -> float:
 
 
 def _label(method: Method) -> str:
-    if isinstance(method, Tangent):
-        share = isinstance(method.budget, float)
-        return f"Tangent {100 * method.budget:.3g}%" if share else f"Tangent {method.budget}"
-    if isinstance(method, Smyrf):
-        return f"Smyrf {method.n_hashes}×{method.cluster_size}"
     if isinstance(method, PerHead):
-        return " + ".join(f"{len(heads)}×{_label(one)}" for one, heads in method.groups().items())
-    assert isinstance(method, Dense)
-    return "Dense"
+        parts = [(len(heads), _label(one)) for one, heads in method.groups().items()]
+        if all(name.startswith("Tangent ") for _, name in parts):
+            return "Tangent " + " + ".join(f"{n}×{name.removeprefix('Tangent ')}" for n, name in parts)
+        return " + ".join(f"{n}×{name}" for n, name in parts)
+    if isinstance(method, Tangent):
+        return f"Tangent {100 * method.budget:.3g}%" if isinstance(method.budget, float) else f"Tangent {method.budget}"
+    return f"Smyrf {method.n_hashes}×{method.cluster_size}" if isinstance(method, Smyrf) else "Dense"

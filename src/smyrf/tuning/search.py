@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,16 @@ LEAST, MOST = 32, 0.9
 PRECISION = 1.05
 # A method is taken if it needs at most this share of dense attention's time; the rest is noise.
 FASTER = 0.95
-# The smallest budget is not always the fastest, but by no more than this.
+# A larger budget may be faster than a small one, but by no more than this.
 SPREAD = 0.85
+# Further budgets to choose two from, as multiples of the best.
+AROUND = (0.5, 0.7, 1.4, 2.0)
 # Two budgets for the heads of a layer are taken if they need at most this share of one budget's key visits.
 WORTH_SPLITTING = 0.9
 
-CHEAPEST = "cheapest within the error"
+CHEAPEST = "cheapest that fits"
 AS_FAST = "dense is as fast at this length"
-NONE_FITS = "nothing cheaper is within the error"
+NONE_FITS = "nothing cheaper fits"
 TOO_SHORT = "too short to save anything"
 
 
@@ -128,16 +130,24 @@ def plan_layers(
         n_queries, n_keys = call.n_queries, call.n_keys
         n_documents = min(documents, len(call.q))
         call = call.take([i * len(call.q) // n_documents for i in range(n_documents)])
-        reason = call.only_dense or ("" if candidates else _hopeless(call, fallback))
-        fits: list[tuple[Method, float]] = []
+        fits: list[Fit] = []
+        reason = call.only_dense
         if not reason:
-            trials = Trials(call, rows, seed)
-            fits = _listed(trials, candidates, max_error) if candidates else _bisected(trials, max_error)
-            reason = CHEAPEST if fits else NONE_FITS
+            if candidates is None:
+                fits, reason = _bisected(call, max_error, rows, seed, fallback)
+            else:
+                fits, reason = _listed(call, candidates, max_error, rows, seed)
         method, error, speedup = _choose(call, fits, fallback)
         if fits and isinstance(method, Dense):
             reason = AS_FAST
         yield LayerPlan(index, method, method.key_visits(n_keys, n_queries), n_keys, error, speedup, reason)
+
+
+class Fit(NamedTuple):
+    """A method that is within the error, with its error."""
+
+    method: Method
+    error: float
 
 
 class Trials:
@@ -159,6 +169,10 @@ class Trials:
         self.n_queries, self.n_keys = call.n_queries, call.n_keys
         self.found: dict[Method, Tensor] = {}
 
+    def key_visits(self, method: Method) -> int:
+        """Of a query at these lengths."""
+        return method.key_visits(self.n_keys, self.n_queries)
+
     def square_errors(self, method: Method) -> Tensor:
         """``(documents, heads)``."""
         if method not in self.found:
@@ -175,44 +189,47 @@ class Trials:
         return self.worst(self.square_errors(method))
 
 
-def _hopeless(call: Call, fallback: bool) -> str:
-    """Why no budget can win, if that is known before any error is."""
-    least = _tangent(LEAST / call.n_keys)
-    if call.n_keys * MOST < LEAST or least.is_exact(call.n_queries, call.n_keys):
-        return TOO_SHORT
-    return AS_FAST if fallback and timing(call, least).speedup < SPREAD else ""
+def _listed(call: Call, candidates: Sequence[Method], max_error: float, rows: int, seed: int) -> tuple[list[Fit], str]:
+    """Those of the candidates that are within the error, cheapest first, and a reason."""
+    trials = Trials(call, rows, seed)
+    fits = [Fit(method, error) for method in candidates if (error := trials.error(method)) <= max_error]
+    fits.sort(key=lambda fit: trials.key_visits(fit.method))
+    return fits, CHEAPEST if fits else NONE_FITS
 
 
-def _listed(trials: Trials, candidates: Sequence[Method], max_error: float) -> list[tuple[Method, float]]:
-    """Those of the candidates that are within the error, cheapest first."""
-    fits = [(method, error) for method in candidates if (error := trials.error(method)) <= max_error]
-    return sorted(fits, key=lambda fit: _visits(trials, fit[0]))
+def _bisected(call: Call, max_error: float, rows: int, seed: int, fallback: bool) -> tuple[list[Fit], str]:
+    """Two budgets for the heads where that saves enough, the smallest budget for all heads, and a reason.
 
-
-def _bisected(trials: Trials, max_error: float) -> list[tuple[Method, float]]:
-    """Two budgets for the heads where that saves enough, and the smallest budget for all of them."""
-    n_queries, n_keys = trials.n_queries, trials.n_keys
-    low, high = LEAST / n_keys, 1.0
-    if trials.error(_tangent(low)) <= max_error:
-        high = low
+    With `fallback` the search ends as soon as a budget that is too small is slower than dense attention.
+    """
+    n_queries, n_keys = call.n_queries, call.n_keys
+    least = LEAST / n_keys
+    if least > MOST or _tangent(least).is_exact(n_queries, n_keys):
+        return [], TOO_SHORT
+    if fallback and timing(call, _tangent(least)).speedup < SPREAD:
+        return [], AS_FAST
+    trials = Trials(call, rows, seed)
+    low, high = least, least if trials.error(_tangent(least)) <= max_error else 1.0
     while high / low > PRECISION:
         middle = math.sqrt(low * high)
         if trials.error(_tangent(middle)) <= max_error:
             high = middle
-        else:
-            low = middle
-    best = _tangent(high)
-    if high > MOST or best.is_exact(n_queries, n_keys):
-        return []
-    for factor in (0.5, 0.7, 1.4, 2.0):
-        if LEAST / n_keys <= factor * high <= MOST:
+            continue
+        low = middle
+        if fallback and timing(call, _tangent(low)).speedup < SPREAD:
+            return [], AS_FAST
+    one = _tangent(high)
+    if high > MOST or one.is_exact(n_queries, n_keys):
+        return [], NONE_FITS
+    fits = [Fit(one, trials.error(one))]
+    for factor in AROUND:
+        if least <= factor * high <= MOST:
             trials.error(_tangent(factor * high))
-    fits: list[tuple[Method, float]] = [(best, trials.error(best))]
-    split = _split(trials, max_error)
-    if split is not None and _visits(trials, split) <= WORTH_SPLITTING * _visits(trials, best):
-        squares = [trials.square_errors(method)[:, head] for head, method in enumerate(split.methods)]
-        fits.insert(0, (split, trials.worst(torch.stack(squares, dim=1))))
-    return fits
+    two = _split(trials, max_error)
+    if two is not None and trials.key_visits(two) <= WORTH_SPLITTING * trials.key_visits(one):
+        by_head = [trials.square_errors(method)[:, head] for head, method in enumerate(two.methods)]
+        fits.insert(0, Fit(two, trials.worst(torch.stack(by_head, dim=1))))
+    return fits, CHEAPEST
 
 
 def _split(trials: Trials, max_error: float) -> PerHead | None:
@@ -221,7 +238,7 @@ def _split(trials: Trials, max_error: float) -> PerHead | None:
     A head does not depend on the others, so the error of every split is known from what was run.
     """
     tried = [method for method in trials.found if isinstance(method, Tangent)]
-    tried.sort(key=lambda method: _visits(trials, method))
+    tried.sort(key=trials.key_visits)
     totals = trials.squares.sum(1, keepdim=True)  # (documents, 1)
     best: PerHead | None = None
     for i, few in enumerate(tried):
@@ -234,15 +251,15 @@ def _split(trials: Trials, max_error: float) -> PerHead | None:
                 continue
             raised = set(order[: int(enough[0]) + 1].tolist())
             split = PerHead(tuple(many if head in raised else few for head in range(len(order))))
-            if best is None or _visits(trials, split) < _visits(trials, best):
+            if best is None or trials.key_visits(split) < trials.key_visits(best):
                 best = split
     return best
 
 
-def _choose(call: Call, fits: list[tuple[Method, float]], fallback: bool) -> tuple[Method, float, float | None]:
+def _choose(call: Call, fits: list[Fit], fallback: bool) -> tuple[Method, float, float | None]:
     """Method, error and speed-up of the first that fits, or of the fastest if time counts."""
     if not fallback:
-        return (*fits[0], None) if fits else (Dense(), 0.0, None)
+        return (fits[0].method, fits[0].error, None) if fits else (Dense(), 0.0, None)
     chosen: tuple[Method, float, float | None] = (Dense(), 0.0, 1.0)
     fastest = 1 / FASTER
     for method, error in fits:
@@ -250,10 +267,6 @@ def _choose(call: Call, fits: list[tuple[Method, float]], fallback: bool) -> tup
         if speedup > fastest:
             chosen, fastest = (method, error, speedup), speedup
     return chosen
-
-
-def _visits(trials: Trials, method: Method) -> int:
-    return method.key_visits(trials.n_keys, trials.n_queries)
 
 
 def _tangent(share: float) -> Tangent:
