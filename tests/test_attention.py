@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 import oracle
-from smyrf import Dense, Smyrf, attention, methods
+from smyrf import Dense, Smyrf, Tangent, attention, methods
 from smyrf.kernels import BACKENDS
+
+# One level and two: small budgets for problems of about a hundred keys, so that neither is dense.
+TANGENTS = (Tangent(30, levels=1), Tangent(25, levels=2))
 
 backends = pytest.mark.parametrize("backend", [None, *BACKENDS])
 
@@ -91,10 +94,10 @@ def test_constant_values_give_constant_output(
 
 @backends
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_a_batch_equals_its_rows_run_alone(backend, is_causal):
+@pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
+def test_a_batch_equals_its_rows_run_alone(backend, is_causal, method):
     q, k, v = problem(batch=3)
     mask = torch.rand(3, 113) > 0.4
-    method = Smyrf(4, 16)
     whole = attention(q, k, v, method=method, key_mask=mask, is_causal=is_causal, generator=5, backend=backend)
     for i in range(3):
         row = slice(i, i + 1)
@@ -106,7 +109,7 @@ def test_a_batch_equals_its_rows_run_alone(backend, is_causal):
 
 @backends
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("method", [Dense(), Smyrf(3, 16), Smyrf(3, 16, deduplicate=True), Smyrf(2, 200)])
+@pytest.mark.parametrize("method", [Dense(), Smyrf(3, 16), Smyrf(3, 16, deduplicate=True), Smyrf(2, 200), *TANGENTS])
 @pytest.mark.parametrize("poison", [1e4, torch.nan, torch.inf])
 def test_masked_keys_and_values_have_no_effect(backend, is_causal, method, poison):
     q, k, v = problem()
@@ -123,7 +126,7 @@ def test_masked_keys_and_values_have_no_effect(backend, is_causal, method, poiso
 
 @backends
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("method", [Dense(), Smyrf(3, 16)])
+@pytest.mark.parametrize("method", [Dense(), Smyrf(3, 16), *TANGENTS])
 def test_a_fully_masked_row_gives_zeros_and_finite_gradients(backend, is_causal, method):
     q, k, v = (x.requires_grad_() for x in problem())
     mask = torch.ones(2, 113, dtype=torch.bool)
@@ -137,21 +140,23 @@ def test_a_fully_masked_row_gives_zeros_and_finite_gradients(backend, is_causal,
         assert (x.grad[1] == 0).all()
 
 
-def test_nan_in_one_row_of_the_batch_stays_there():
+@pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
+def test_nan_in_one_row_of_the_batch_stays_there(method):
     q, k, v = problem()
-    clean = attention(q, k, v, method=Smyrf(3, 16), generator=1)
+    clean = attention(q, k, v, method=method, generator=1)
     for x in (q, k, v):
         x[1, 0, 5] = torch.nan
-    out = attention(q, k, v, method=Smyrf(3, 16), generator=1)
+    out = attention(q, k, v, method=method, generator=1)
     assert torch.equal(out[0], clean[0])
     assert out[1, 0].isnan().any()
     assert torch.equal(out[1, 1:], clean[1, 1:])  # nor does it leave its head
 
 
-def test_nan_in_a_query_reaches_no_other_query():
+@pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
+def test_nan_in_a_query_reaches_no_other_query(method):
     q, k, v = problem()
     q[0, 0, 5] = torch.nan
-    out = attention(q, k, v, method=Smyrf(3, 16), generator=1)
+    out = attention(q, k, v, method=method, generator=1)
     assert out[0, 0, 5].isnan().all()
     assert out[0, 0].isnan().any(-1).sum() == 1
 
@@ -171,30 +176,33 @@ def test_length_24_with_clusters_of_16_does_not_mix_rows(backend):
 
 
 @backends
-def test_each_mask_goes_to_its_own_row(backend):
+@pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
+def test_each_mask_goes_to_its_own_row(backend, method):
     q, k, _ = problem(40, 40, 5, 5)
     v = torch.arange(40.0).view(1, 1, 40, 1).expand(2, 3, 40, 5)
     mask = torch.stack([torch.arange(40) < 20, torch.arange(40) >= 20])
-    out = attention(q, k, v, method=Smyrf(4, 8), key_mask=mask, backend=backend)
+    out = attention(q, k, v, method=method, key_mask=mask, backend=backend)
     assert out[0].max() < 20
     assert out[1].min() > 19
 
 
-def test_largest_norms_do_not_come_from_masked_keys():
+@pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
+def test_masked_keys_do_not_decide_about_the_others(method):
     q, k, v = problem(40, 40, 5, 5)
     mask = torch.arange(40).expand(2, -1) < 30
     loud = k.clone()
     loud[:, :, 30:] = 1e3
-    a = attention(q, k, v, method=Smyrf(4, 8), key_mask=mask, generator=2)
-    assert torch.equal(a, attention(q, loud, v, method=Smyrf(4, 8), key_mask=mask, generator=2))
+    a = attention(q, k, v, method=method, key_mask=mask, generator=2)
+    assert torch.equal(a, attention(q, loud, v, method=method, key_mask=mask, generator=2))
 
 
-def test_short_rows_of_a_padded_batch_are_exact():
+@pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
+def test_short_rows_of_a_padded_batch_are_exact(method):
     """Keys per cluster are counted with padding: a row with no more valid keys than that sees them all."""
     q, k, v = problem(128, 128, 8, 8)
-    mask = torch.arange(128) < torch.tensor([[128], [14]])
-    out = attention(q, k, v, method=Smyrf(2, 16), key_mask=mask)
-    exact = oracle.dense(q[1:], k[1:, :, :14], v[1:, :, :14], 8**-0.5)
+    mask = torch.arange(128) < torch.tensor([[128], [11]])
+    out = attention(q, k, v, method=method, key_mask=mask)
+    exact = oracle.dense(q[1:], k[1:, :, :11], v[1:, :, :11], 8**-0.5)
     torch.testing.assert_close(out[1:].double(), exact, atol=1e-5, rtol=1e-5)
 
 
@@ -230,7 +238,7 @@ def test_a_scale_that_is_not_positive_is_a_scale(backend, scale):
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 2, 3)])
-@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 8)])
+@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 8), *TANGENTS])
 def test_any_number_of_leading_axes(lead, method):
     q, k, v = torch.randn(*lead, 30, 4), torch.randn(*lead, 20, 4), torch.randn(*lead, 20, 6)
     mask = torch.rand(*lead[:-1], 20) > 0.3
@@ -249,7 +257,7 @@ def test_meta_tensors_give_shapes(is_causal):
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(0, 3), (2, 0)])
-@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 8)])
+@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 8), *TANGENTS])
 def test_an_empty_batch_gives_an_empty_result(batch, heads, method):
     q, k, v = problem(batch=batch, heads=heads, kv_heads=heads)
     mask = torch.ones(batch, 113, dtype=torch.bool)
@@ -271,7 +279,7 @@ def test_evaluating_in_inference_mode_does_not_spoil_later_training():
 
 @backends
 @pytest.mark.parametrize("factor", [30.0, 300.0, 3000.0])
-@pytest.mark.parametrize("method", [Smyrf(4, 16), Smyrf(1, 16), Smyrf(2, 100)])
+@pytest.mark.parametrize("method", [Smyrf(4, 16), Smyrf(1, 16), Smyrf(2, 100), *TANGENTS])
 def test_weights_sum_to_one_however_large_the_scores_are(backend, factor, method):
     q, k = factor * torch.randn(2, 1, 2, 97, 13)
     v = torch.ones(1, 2, 97, 3)
@@ -304,7 +312,7 @@ def test_half_precision_within_twice_the_error_of_dense(dtype, is_causal):
     assert (ours.double() - exact).abs().max() <= 2 * (theirs.double() - exact).abs().max()
 
 
-@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 16)])
+@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 16), *TANGENTS])
 def test_autocast_does_what_it_does_to_pytorchs_function(method):
     q, k, v = (x.requires_grad_() for x in problem(64, 64, 8, 8))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -359,11 +367,12 @@ def test_dense_dropout_takes_a_generator_too():
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_activation_checkpointing_recomputes_the_same_clusters(use_reentrant, seed, is_causal):
+@pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
+def test_activation_checkpointing_recomputes_the_same_clusters(use_reentrant, seed, is_causal, method):
     inputs = [x.requires_grad_() for x in problem(300, 300, dtype=torch.float64)]
 
     def run(q, k, v):
-        return attention(q, k, v, method=Smyrf(2, 16), is_causal=is_causal, dropout_p=0.1, generator=seed)
+        return attention(q, k, v, method=method, is_causal=is_causal, dropout_p=0.1, generator=seed)
 
     torch.manual_seed(2)
     plain = torch.autograd.grad(run(*inputs).square().sum(), inputs)

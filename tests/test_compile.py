@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from smyrf import Dense, Smyrf, attention
+from smyrf import Dense, Smyrf, Tangent, attention
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    torch._dynamo.reset()  # each test compiles anew, however many there are
 
 
 def problem(n, m, d, e):
@@ -20,9 +25,12 @@ def problem(n, m, d, e):
         {"method": Smyrf(2, 16, deduplicate=True)},
         {"method": Smyrf(2, 16, hashing="cross_polytope")},
         {"method": Dense()},
+        {"method": Tangent(50, levels=1)},
+        {"method": Tangent(50, levels=2), "is_causal": True},
+        {"method": Tangent(0.25), "key_mask": torch.arange(300).expand(2, -1) < 200, "dropout_p": 0.1},
         {"generator": 5},
     ],
-    ids=lambda x: next(iter(x), "plain"),
+    ids=lambda x: " ".join(f"{name}" for name in x) or "plain",
 )
 def test_compiles_without_graph_breaks_and_gives_the_same(arguments):
     arguments = {"method": Smyrf(2, 16), **arguments}
@@ -41,16 +49,17 @@ def test_compiles_without_graph_breaks_and_gives_the_same(arguments):
         torch.testing.assert_close(a, b)
 
 
-def test_compiled_code_takes_another_length():
+@pytest.mark.parametrize("method", [Smyrf(2, 16), Tangent(30, levels=1), Tangent(0.25, levels=2)])
+def test_compiled_code_takes_another_length(method):
     compiled = torch.compile(
-        lambda q, k, v: attention(q, k, v, method=Smyrf(2, 16), generator=1),
+        lambda q, k, v: attention(q, k, v, method=method, generator=1),
         fullgraph=True,
         backend="eager",
         dynamic=True,
     )
     for n in (64, 97, 130):
         q, k, v = problem(n, n, 8, 8)
-        torch.testing.assert_close(compiled(q, k, v), attention(q, k, v, method=Smyrf(2, 16), generator=1))
+        torch.testing.assert_close(compiled(q, k, v), attention(q, k, v, method=method, generator=1))
 
 
 @pytest.mark.slow

@@ -40,13 +40,13 @@ def train(model, schedule, steps, optimizer, start=0):
         loss.backward()
         optimizer.step()
         schedule()
-    return float(loss)
+    return loss.item()
 
 
-def inputs(sharpness=1.0, batch=2):
-    low = torch.randn(batch, 2, LENGTH, 3) @ torch.randn(3, 8)
-    q, k = (low + 0.3 * torch.randn(batch, 2, LENGTH, 8) for _ in range(2))
-    return sharpness * q, k, torch.randn(batch, 2, LENGTH, 8)
+def inputs(sharpness=1.0, batch=2, length=LENGTH):
+    low = torch.randn(batch, 2, length, 3) @ torch.randn(3, 8)
+    q, k = (low + 0.3 * torch.randn(batch, 2, length, 8) for _ in range(2))
+    return sharpness * q, k, torch.randn(batch, 2, length, 8)
 
 
 def test_the_budget_rises_when_attention_sharpens_and_falls_when_it_is_easy():
@@ -58,14 +58,14 @@ def test_the_budget_rises_when_attention_sharpens_and_falls_when_it_is_easy():
             layer(*inputs(sharpness))
             schedule()
         budgets.append(layer.method.budget)
-    assert budgets[0] > 0.5 and budgets[1] == 0.1
+    assert budgets[0] > 0.4 and budgets[1] == 0.1
     errors = [seen.error for seen in schedule.history]
     assert max(errors[:12]) > 0.1 and errors[-1] < 0.1
     assert [seen.step for seen in schedule.history] == list(range(24))
     assert all(seen.layer == "" for seen in schedule.history)
 
 
-@pytest.mark.parametrize("method", [Tangent(0.3), Tangent(50), Smyrf(4, 16)])
+@pytest.mark.parametrize("method", [Tangent(0.3), Tangent(80), Smyrf(4, 16)])
 @pytest.mark.parametrize("error", [0.0, 0.02, 0.07, 0.2, math.inf, math.nan])
 def test_limits_are_never_left(method, error):
     schedule = AdaptiveSchedule(SmyrfAttention(method), max_error=0.1, shares=(0.2, 0.6))
@@ -79,20 +79,21 @@ def test_limits_are_never_left(method, error):
         else:
             assert after >= before
         method = changed
-        assert 0.2 <= method.memory_share(320) + 0.01 and method.memory_share(320) <= 0.6
+        assert 0.19 <= method.memory_share(320) <= 0.6
     if not 0.05 <= error <= 0.1:
         assert method.memory_share(320) == pytest.approx(0.2 if error < 0.05 else 0.6, abs=0.01)
 
 
 def test_the_estimate_is_of_the_error_that_the_layer_makes():
     layer = SmyrfAttention(Tangent(0.3), scale=0.5)
-    schedule = AdaptiveSchedule(layer, max_error=0.1, rows=LENGTH)
-    q, k, v = inputs(batch=1)
-    mask = torch.arange(LENGTH)[None] < 140
+    schedule = AdaptiveSchedule(layer, max_error=0.1, rows=700)
+    q, k, v = inputs(batch=1, length=700)
+    mask = torch.arange(700)[None] < 640
     out = layer(q, k, v, key_mask=mask, is_causal=True)
     dense = smyrf.attention(q, k, v, method=Dense(), scale=0.5, key_mask=mask, is_causal=True)
     schedule()
-    error = (out - dense)[:, :, :140].norm() / dense[:, :, :140].norm()
+    error = (out - dense)[:, :, :640].norm() / dense[:, :, :640].norm()
+    assert error > 0.001
     assert schedule.history[0].error == pytest.approx(float(error), rel=1e-3)
 
 

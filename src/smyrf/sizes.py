@@ -17,9 +17,12 @@ from typing import NamedTuple
 # How the budget is shared, as measured on pretrained models (benchmarks/README.md). Scoring and folding take this
 # share of it where there is one level; with several, at the last level, and at all levels above together.
 ONE_LEVEL, LAST_LEVEL, UPPER_LEVELS = 0.375, 0.22, 0.15
+# M/u from which several levels give a smaller error in the same time. Beyond it these shares are halved: scoring and
+# folding take more time per visit than near keys do, and less so in larger clusters.
+CROSSOVER = 64
 # Clusters of the last level where there is one, and at least so many queries where there are several.
 SIZES, MIN_SIZE = (16, 256), 8
-MIN_NEAR = 16
+MIN_NEAR = 8
 # Candidates fall by equal factors from all keys to this share of the budget, about what is kept at last.
 KEPT_SHARE = 0.6
 # Far keys of all levels together, as a share of the budget.
@@ -89,6 +92,7 @@ def size_levels(
     """
     if budget >= n_keys:
         return ()
+    half = 0.5 if n_keys / budget >= CROSSOVER else 1.0
     far = _power_of_two(FAR_SHARE * budget / n_levels) if n_far is None else n_far
     fall = (min(KEPT_SHARE * budget, n_keys) / n_keys) ** (1 / n_levels)
     last = n_keys * fall ** (n_levels - 1)  # candidates of the last level
@@ -98,14 +102,14 @@ def size_levels(
         size = min(max(1.5 * n_keys / (ONE_LEVEL * budget), SIZES[0]), SIZES[1])
         n_clusters = _power_of_two(n_queries / size)
     else:
-        n_clusters = _power_of_two(n_queries / max(1.5 * last / (LAST_LEVEL * budget), MIN_SIZE))
+        n_clusters = _power_of_two(n_queries / max(1.5 * last / (half * LAST_LEVEL * budget), MIN_SIZE))
 
     levels: list[Level] = []
     n = n_keys
     for i in range(1, n_levels):
         kept = max(int(n_keys * fall**i), MIN_NEAR)
         # The keys of a cluster's branch of the tree must fit twice into what it keeps.
-        size = min(1.5 * n * (n_levels - 1) / (UPPER_LEVELS * budget), kept * n_queries / (2 * n_keys))
+        size = min(1.5 * n * (n_levels - 1) / (half * UPPER_LEVELS * budget), kept * n_queries / (2 * n_keys))
         coarse = _power_of_two(n_queries / size)
         if kept < n and coarse < n_clusters and (not levels or coarse > levels[-1].n_clusters):
             levels.append(Level(coarse, -(-n_queries // coarse), n, kept, far))
@@ -123,12 +127,15 @@ def _power_of_two(x: float) -> int:
     return int(2 ** round(math.log2(max(x, 1.0))))
 
 
-def default_levels(n_queries: int, n_keys: int, budget: float) -> int:
-    """How many levels are fastest for a given error: one up to the measured crossover, then as many as it takes.
+def default_levels(n_keys: int, budget: float) -> int:
+    """How many levels give the smallest error in a given time: one up to the measured crossover.
+
+    One level wins up to M/u = 32 (16,384 keys at 512 visits), two from 64 on. Three have not won up to 65,536 keys, but
+    at some length even the coarse clusters of two are too many.
 
     Example:
-        >>> default_levels(512, 512, 128), default_levels(65536, 65536, 512)
-        (1, 3)
+        >>> default_levels(512, 128), default_levels(65536, 512)
+        (1, 2)
     """
-    excess = n_keys / max(budget, 1.0)
-    return 1 if excess < 32 else 2 if excess < 100 else 3
+    excess = n_keys / budget
+    return 1 if excess < CROSSOVER else 2 if excess < 16 * CROSSOVER else 3

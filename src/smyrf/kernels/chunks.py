@@ -167,8 +167,8 @@ class Walk:
         )  # (G, C, D), (G, S, D), (G, S, E)
         extra = self._groups.extra
         if extra is not None:
-            k = torch.cat([k, extra.keys.flatten(0, 1)[part].to(k)], dim=1)  # (G, S + F, D)
-            v = torch.cat([v, extra.values.flatten(0, 1)[part].to(v)], dim=1)  # (G, S + F, E)
+            k = self._append("k and far", k, extra.keys.flatten(0, 1)[part])  # (G, S + F, D)
+            v = self._append("v and far", v, extra.values.flatten(0, 1)[part])  # (G, S + F, E)
         kept = None
         if self._numbers is not None:
             assert self._seed is not None and self._streams is not None
@@ -203,6 +203,11 @@ class Walk:
         shape = (len(rows), matrix.shape[-1])
         taken = torch.index_select(matrix, 0, rows, out=self._scratch.get(name, shape, matrix.dtype))
         return taken if matrix.dtype == self._dtype else self._scratch.get(name, shape, self._dtype).copy_(taken)
+
+    def _append(self, name: str, x: Tensor, extra: Tensor) -> Tensor:
+        """Both along the axis of keys, in a buffer."""
+        shape = (len(x), x.shape[1] + extra.shape[1], x.shape[2])
+        return torch.cat([x, extra.to(x)], dim=1, out=self._scratch.get(name, shape, x.dtype))
 
     def _rows(self, name: str, index: Tensor, start: Tensor) -> Tensor:
         """index ``(P·R, L, C)`` + start ``(P·R,)``, flat, in a buffer."""

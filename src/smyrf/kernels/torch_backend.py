@@ -69,7 +69,7 @@ def _attend(
     out = q.new_empty((batch * heads, n_queries, v.shape[-1]), dtype=wide)  # (B, N, E)
     lse = q.new_empty((batch * heads, n_queries), dtype=wide)  # (B, N)
     vectors, lists = (Rows(q), Rows(k), Rows(v)), unpack(tensors, layout)
-    with workspace(q.device) as scratch:
+    with torch.autocast(q.device.type, enabled=False), workspace(q.device) as scratch:
         for unit in units(lists):
             walk = Walk(vectors, lists, unit, scale=scale, dropout_p=dropout_p, seed=seed, scratch=scratch)
             # One slot more than there are: what a query finds that stands in none.
@@ -126,7 +126,7 @@ def _attend_backward(
     lse_rows = lse.flatten().masked_fill(lse.flatten() == -torch.inf, torch.inf)  # (B·N,)
 
     vectors = Rows(q), Rows(k), Rows(v)
-    with workspace(q.device) as scratch:
+    with torch.autocast(q.device.type, enabled=False), workspace(q.device) as scratch:
         for unit in units(lists):
             walk = Walk(vectors, lists, unit, scale=scale, dropout_p=dropout_p, seed=seed, scratch=scratch)
             of_slots = scratch.get("dq of slots", (walk.n_slots + 1, dq.shape[-1]), wide)

@@ -16,8 +16,8 @@ from smyrf.kernels.workspace import Workspace
 from smyrf.tangent.tree import take
 
 # Scores, and elements of gathered candidates, that are in memory at once: some megabytes.
-MAX_SCORES = 1 << 19
-MAX_GATHERED = 1 << 20
+MAX_SCORES = 1 << 20
+MAX_GATHERED = 1 << 21
 
 
 @dataclass
@@ -25,47 +25,45 @@ class Candidates:
     """Keys in the tree's order with what is known of each, and the candidates of a level among them.
 
     Args:
-        keys: ``(R·M, D)``.
-        values: ``(R·M, E)``.
+        vectors: ``(R·M, D + E)``, each key with its value behind it.
         hidden: ``(R, M)`` bool, True = masked, or None.
-        candidates: ``(A, n)``, the rows of `keys` that each cluster of the level above has kept; at first
+        candidates: ``(A, n)``, the rows of `vectors` that each cluster of the level above has kept; at first
             A = R and n = M, all keys.
         everything: the candidates are all keys.
     """
 
-    keys: Tensor
-    values: Tensor
+    vectors: Tensor
     hidden: Tensor | None
     candidates: Tensor
     everything: bool = True
 
     @classmethod
-    def all_keys(cls, k: Tensor, v: Tensor, mask: Tensor | None, order: Tensor) -> Candidates:
+    def all_keys(cls, k: Tensor, v: Tensor, mask: Tensor | None, order: Tensor, scratch: Workspace) -> Candidates:
         """All keys of k ``(R, M, D)``, v ``(R, M, E)`` and mask ``(R, M)``, in the given order ``(R, M)``."""
+        vectors = scratch.get("vectors", (*order.shape, k.shape[-1] + v.shape[-1]), k.dtype)
+        for x, part in ((k, vectors[..., : k.shape[-1]]), (v, vectors[..., k.shape[-1] :])):
+            part.copy_(take(x, order, scratch.get("ordered", (order.numel(), x.shape[-1]), x.dtype)))
         return cls(
-            keys=take(k, order).flatten(0, 1),
-            values=take(v, order).flatten(0, 1),
+            vectors=vectors.flatten(0, 1),
             hidden=None if mask is None else ~mask.gather(1, order),
             candidates=torch.arange(order.numel(), device=k.device).view_as(order),
         )
 
-    def gather(self, at: slice, scratch: Workspace) -> tuple[Tensor, Tensor]:
-        """Keys ``(a, n, D)`` and values ``(a, n, E)`` of some clusters' candidates."""
-        rows = self.candidates[at]
+    def gather(self, at: slice, scratch: Workspace) -> Tensor:
+        """Keys and values of some clusters' candidates, ``(a, n, D + E)``."""
         if self.everything:
-            return self.keys.view(*self.candidates.shape, -1)[at], self.values.view(*self.candidates.shape, -1)[at]
-        taken = []
-        for name, x in (("candidate keys", self.keys), ("candidate values", self.values)):
-            out = scratch.get(name, (rows.numel(), x.shape[-1]), x.dtype)
-            taken.append(torch.index_select(x, 0, rows.reshape(-1), out=out).view(*rows.shape, -1))
-        return taken[0], taken[1]
+            return self.vectors.view(*self.candidates.shape, -1)[at]
+        rows, width = self.candidates[at], self.vectors.shape[-1]
+        out = scratch.get("candidates", (rows.numel(), width), self.vectors.dtype)
+        return torch.index_select(self.vectors, 0, rows.reshape(-1), out=out).view(*rows.shape, width)
 
     def of(self, x: Tensor, at: slice) -> Tensor:
         """What is known of some clusters' candidates: x ``(R, M)``, of all keys, as ``(a, n)``."""
         return x[at] if self.everything else x.view(-1)[self.candidates[at]]
 
-    def score(self, centroids: Tensor, keys: Tensor, at: slice, scratch: Workspace) -> Tensor:
-        """T = q̄·k, ``(a, f, n)``; -inf where masked."""
+    def score(self, centroids: Tensor, vectors: Tensor, at: slice, scratch: Workspace) -> Tensor:
+        """T = q̄·k, ``(a, f, n)``, of gathered candidates; -inf where masked."""
+        keys = vectors[..., : centroids.shape[-1]]
         shape = (*centroids.shape[:2], keys.shape[1])
         scores = torch.bmm(centroids, keys.transpose(1, 2), out=scratch.get("T", shape, keys.dtype))
         if self.hidden is not None:
@@ -83,8 +81,9 @@ def blocks(shape: tuple[int, int], keys: Candidates) -> Iterator[tuple[slice, sl
     """Cuts the clusters (A, f) of a level so that scores and gathered candidates stay small."""
     n_above, fan = shape
     n = keys.candidates.shape[1]
-    width = keys.keys.shape[-1] + keys.values.shape[-1]
-    step = max(1, min(MAX_SCORES // (fan * n), MAX_GATHERED // (n * width) if not keys.everything else n_above))
+    step = max(1, MAX_SCORES // (fan * n))
+    if not keys.everything:
+        step = max(1, min(step, MAX_GATHERED // (n * keys.vectors.shape[-1])))
     fan_step = fan if step > 1 else max(1, MAX_SCORES // n)
     for first in range(0, n_above, step):
         for start in range(0, fan, fan_step):

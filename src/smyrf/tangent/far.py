@@ -14,8 +14,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from smyrf.groups import Extra
-
 
 def runs(n_candidates: int, n_far: int) -> Iterator[tuple[int, slice]]:
     """The candidates of each far key: runs of the tree's order, as equal as they can be.
@@ -28,19 +26,16 @@ def runs(n_candidates: int, n_far: int) -> Iterator[tuple[int, slice]]:
         yield i, slice(i * n_candidates // n_far, (i + 1) * n_candidates // n_far)
 
 
-def fold(scores: Tensor, keys: Tensor, values: Tensor, centroids: Tensor, n_far: int) -> Extra:
-    """Far keys ``(A, f, F, D)``, their values ``(A, f, F, E)`` and biases ``(A, f, F)``.
+def fold(scores: Tensor, vectors: Tensor, centroids: Tensor, n_far: int) -> tuple[Tensor, Tensor]:
+    """Far keys with their values ``(A, f, F, D + E)``, and their biases ``(A, f, F)``.
 
     Args:
         scores: T ``(A, f, n)``, -inf for keys that are not folded; overwritten.
-        keys: ``(A, n, D)``.
-        values: ``(A, n, E)``.
+        vectors: ``(A, n, D + E)``, each key with its value behind it.
         centroids: q̄ ``(A, f, D)``.
     """
     shape = (*scores.shape[:2], n_far)
-    far = Extra(
-        keys.new_empty(*shape, keys.shape[-1]), values.new_empty(*shape, values.shape[-1]), scores.new_empty(shape)
-    )
+    found, bias = vectors.new_empty(*shape, vectors.shape[-1]), scores.new_empty(shape)
     for i, run in runs(scores.shape[-1], n_far):
         weights = scores[..., run]  # (A, f, s)
         if weights.shape[-1] == 0:
@@ -50,41 +45,44 @@ def fold(scores: Tensor, keys: Tensor, values: Tensor, centroids: Tensor, n_far:
             weights.sub_(top.masked_fill(top == -torch.inf, 0.0)[..., None]).exp_()
             mass = weights.sum(-1)
         share = mass.masked_fill(mass == 0.0, 1.0)[..., None]  # an empty group has no weights at all
-        far.keys[:, :, i] = (weights @ keys[:, run]).div_(share)
-        far.values[:, :, i] = (weights @ values[:, run]).div_(share)
-        far.bias[:, :, i] = top + mass.log()
-    far.bias.sub_((far.keys * centroids[:, :, None]).sum(-1))
-    return far
+        torch.div(torch.bmm(weights, vectors[:, run]), share, out=found[:, :, i])
+        bias[:, :, i] = top + mass.log()
+    return found, bias - _dot(found, centroids)
 
 
 def fold_backward(
     scores: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    vectors: Tensor,
     centroids: Tensor,
-    far: Extra,
-    grad: Extra,
-    dkeys: Tensor,
-    dvalues: Tensor,
+    found: Tensor,
+    bias: Tensor,
+    grad: Tensor,
+    dbias: Tensor,
+    into: Tensor,
 ) -> None:
-    """Adds the gradients of the candidates' keys ``(A, n, D)`` and values ``(A, n, E)`` to the last two arguments.
+    """Adds the gradients of the candidates' keys and values to `into` ``(A, n, D + E)``.
 
     Centroids have none: with them the tangent would only be taken at another point.
 
     Args:
-        scores: as for `fold`; overwritten.
-        far: what `fold` has returned.
-        grad: gradients of it.
+        scores, vectors, centroids: as for `fold`; scores are overwritten.
+        found, bias: what `fold` has returned.
+        grad, dbias: gradients of these.
     """
-    lse = far.bias + (far.keys * centroids[:, :, None]).sum(-1)  # λ, (A, f, F)
+    width = centroids.shape[-1]
+    lse = bias + _dot(found, centroids)  # λ, (A, f, F)
     lse = lse.masked_fill(lse == -torch.inf, 0.0)
-    grad_keys = grad.keys - grad.bias[..., None] * centroids[:, :, None]  # the bias is λ − q̄·k̃
-    delta = (grad_keys * far.keys).sum(-1) + (grad.values * far.values).sum(-1) - grad.bias  # (A, f, F)
+    grad = grad.clone()
+    grad[..., :width] -= dbias[..., None] * centroids[:, :, None]  # the bias is λ − q̄·k̃
+    delta = (grad * found).sum(-1) - dbias  # (A, f, F)
     for i, run in runs(scores.shape[-1], lse.shape[-1]):
         weights = scores[..., run].sub_(lse[..., i, None]).exp_()  # P (A, f, s)
-        dscores = grad_keys[:, :, i] @ keys[:, run].transpose(1, 2)  # (A, f, s)
-        dscores += grad.values[:, :, i] @ values[:, run].transpose(1, 2)
+        dscores = torch.bmm(grad[:, :, i], vectors[:, run].transpose(1, 2))  # (A, f, s)
         dscores.sub_(delta[..., i, None]).mul_(weights)
-        transposed = weights.transpose(1, 2)  # (A, s, f)
-        dkeys[:, run] += transposed @ grad_keys[:, :, i] + dscores.transpose(1, 2) @ centroids
-        dvalues[:, run] += transposed @ grad.values[:, :, i]
+        into[:, run] += torch.bmm(weights.transpose(1, 2), grad[:, :, i])
+        into[:, run, :width] += torch.bmm(dscores.transpose(1, 2), centroids)
+
+
+def _dot(found: Tensor, centroids: Tensor) -> Tensor:
+    """q̄·k̃, (A, f, F)."""
+    return (found[..., : centroids.shape[-1]] * centroids[:, :, None]).sum(-1)

@@ -52,7 +52,7 @@ def tangent_groups(
     """
     levels = method.sizes(k.shape[2], q.shape[2])
     sizes = [size for level in levels for size in level]
-    queries, keys, *extra, _, _, _ = _tangent(q.detach(), k, v, key_mask, scale, sizes, method.rank)
+    *extra, queries, keys, _, _, _ = _tangent(q.detach(), k, v, key_mask, scale, sizes, method.rank)
     return [Groups(queries=queries, keys=keys, extra=Extra(*extra))]
 
 
@@ -60,13 +60,14 @@ def tangent_groups(
 def _tangent(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float, sizes: Sequence[int], rank: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Queries ``(B, L, C)``, near keys ``(B, L, S)``, far keys, values and biases ``(B, L, ΣF, …)``; for
-    backward the centroids of all levels ``(B, ΣL, D)``, what each keeps ``(B, ΣL·S)``, as positions among its
+    """Far keys, their values and biases ``(B, L, ΣF, …)``, queries ``(B, L, C)``, near keys ``(B, L, S)``; for
+    backward the centroids of all levels ``(B, ΣL, D)``, what each keeps ``(B, ΣL·S)``, as places among its
     candidates, and the tree's order of the keys ``(B, M)``.
     """
     levels = _levels(sizes)
     results = _empty(q, k, v, levels)
-    with workspace(q.device) as scratch:
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    with torch.autocast(q.device.type, enabled=False), workspace(q.device) as scratch:
         for rows in _row_slices(q, k):
             parts = _rows(q, k, v, key_mask, rows)
             _descend(*parts, scale, levels, rank, [x[rows] for x in results], scratch)
@@ -95,11 +96,11 @@ def _empty(
         return q.new_empty((rows, *shape), dtype=dtype)
 
     return (
-        empty(leaf.n_clusters, leaf.cluster_size, dtype=torch.int64),
-        empty(leaf.n_clusters, leaf.n_near, dtype=torch.int64),
         empty(leaf.n_clusters, n_far, k.shape[-1], dtype=wide),
         empty(leaf.n_clusters, n_far, v.shape[-1], dtype=wide),
         empty(leaf.n_clusters, n_far, dtype=wide),
+        empty(leaf.n_clusters, leaf.cluster_size, dtype=torch.int64),
+        empty(leaf.n_clusters, leaf.n_near, dtype=torch.int64),
         empty(n_nodes, q.shape[-1], dtype=wide),
         empty(n_kept, dtype=torch.int64),
         empty(k.shape[2], dtype=torch.int64),
@@ -118,11 +119,14 @@ def _rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Some rows of ``(batch, heads, N, D)`` as ``(R, N, D)``, float32 or wider, and their mask ``(R, M)``."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    index = torch.arange(rows.start, rows.stop, device=q.device)
-    batch, head = index // q.shape[1], index % q.shape[1]
-    kv_head = head * k.shape[1] // q.shape[1]
-    mask = None if key_mask is None else key_mask[batch]
-    return q[batch, head].to(wide), k[batch, kv_head].to(wide), v[batch, kv_head].to(wide), mask
+    of_q, of_k = rows, _kv_rows(rows, q.shape[1], k) if q.shape[1] != k.shape[1] else rows
+    mask = None if key_mask is None else key_mask[torch.arange(rows.start, rows.stop, device=q.device) // q.shape[1]]
+    return q.flatten(0, 1)[of_q].to(wide), k.flatten(0, 1)[of_k].to(wide), v.flatten(0, 1)[of_k].to(wide), mask
+
+
+def _kv_rows(rows: slice, heads: int, k: Tensor) -> Tensor:
+    """The row of ``(batch · kv_heads, …)`` that each of some rows of ``(batch · heads, …)`` uses."""
+    return torch.arange(rows.start, rows.stop, device=k.device) // (heads // k.shape[1])
 
 
 def _descend(
@@ -137,19 +141,20 @@ def _descend(
     scratch: Workspace,
 ) -> None:
     """`_tangent` for R rows, (R, N, D) and so on, written into `results`."""
-    queries, near_keys, *far_keys, all_centroids, all_kept, k_order = results
+    *far_keys, queries, near_keys, all_centroids, all_kept, k_order = results
     n_rows, n_keys, leaf = len(q), k.shape[1], levels[-1]
-    # A query that is not finite must not decide for the others; its own output is what its scores make it.
-    q = torch.nan_to_num(q * scale, nan=0.0, posinf=0.0, neginf=0.0)
-    q_order, copies, order, branch = tree_orders(q, k, mask, leaf.n_clusters, rank)
+    # What is not finite must not decide about the rest; in the output it is what the kernel makes of it.
+    finite_q, finite_k, finite_v = near.finite(q), near.finite(k), near.finite(v)
+    q_order, copies, order, branch = tree_orders(finite_q, finite_k, mask, leaf.n_clusters, rank)
     queries.copy_(q_order.masked_fill(copies, -1).view_as(queries))
     k_order.copy_(order)
 
-    spread_of_key, key_variance = near.key_spread(q, k, mask)  # (R, M), (R, D)
-    known = spread_of_key.gather(1, order), near.value_weight(v, mask).gather(1, order), branch  # each (R, M)
-    of_leaves = take(q, q_order).view(n_rows, leaf.n_clusters, leaf.cluster_size, -1)
-    mean, square = of_leaves.mean(2), of_leaves.square().mean(2)  # (R, L, D) twice
-    keys = Candidates.all_keys(k, v, mask, order)
+    mean, square = _moments(finite_q, q_order, leaf, scale, scratch)  # (R, L, D) twice
+    query_variance = (square.mean(1) - mean.mean(1).square_()).clamp_(min=0.0)  # (R, D)
+    spread_of_key, key_variance = near.key_spread(finite_k, query_variance, mask, scratch)  # (R, M), (R, D)
+    weight_of_key = near.value_weight(finite_v, mask, scratch)  # (R, M)
+    known = spread_of_key.gather(1, order), weight_of_key.gather(1, order), branch  # each (R, M)
+    keys = Candidates.all_keys(k, v, mask, order, scratch)
     for level, *of_level in _walk(levels, all_centroids, all_kept, *far_keys):
         n_leaves = leaf.n_clusters // level.n_clusters  # of a cluster
         by_parent = (len(keys.candidates), n_rows * level.n_clusters // len(keys.candidates))  # A, f
@@ -158,13 +163,13 @@ def _descend(
         spread = (variance * key_variance[:, None]).sum(-1).sqrt_().view(*by_parent, 1)
         centroids = centroids.view(*by_parent, -1)
         kept = order.new_empty(*by_parent, level.n_near)
-        folded = [x.new_empty(*by_parent, *x.shape[3:]) for x in of_level[2:]]
+        vectors = centroids.new_empty(*by_parent, level.n_far, keys.vectors.shape[-1])  # of far keys
+        bias = centroids.new_empty(*by_parent, level.n_far)
         # A branch of the tree holds the keys of so many leaves: is there room for them?
         has_room = 2 * -(-n_keys // leaf.n_clusters) * n_leaves <= level.n_near
         for at, part in blocks(by_parent, keys):
-            k_here, v_here = keys.gather(at, scratch)  # (a, n, D), (a, n, E)
-            q_here = centroids[at, part]  # (a, f, D)
-            scores = keys.score(q_here, k_here, at, scratch)  # (a, f, n)
+            here, q_here = keys.gather(at, scratch), centroids[at, part]  # (a, n, D + E), (a, f, D)
+            scores = keys.score(q_here, here, at, scratch)  # (a, f, n)
             of_key, weight, branches = (keys.of(x, at)[:, None] for x in known)  # (a, 1, n) each
             ranks = near.score(scores, spread[at, part], of_key, weight, scratch)
             if has_room:
@@ -172,11 +177,12 @@ def _descend(
                 near.prefer_own(ranks, branches // n_leaves - first[:, None, None])
             kept[at, part] = chosen = near.choose(ranks, level.n_near)  # (a, f, S)
             scores.scatter_(2, chosen, -torch.inf)
-            for x, whole in zip(far.fold(scores, k_here, v_here, q_here, level.n_far), folded, strict=True):
-                whole[at, part] = x
+            vectors[at, part], bias[at, part] = far.fold(scores, here, q_here, level.n_far)
         for x, whole in zip((centroids, kept), of_level[:2], strict=True):
             whole.copy_(x.view_as(whole))
-        for x, whole in zip(folded, of_level[2:], strict=True):  # the same for all leaves of a cluster
+        width = q.shape[-1]
+        # Far keys are the same for all leaves of a cluster.
+        for x, whole in zip((vectors[..., :width], vectors[..., width:], bias), of_level[2:], strict=True):
             whole.copy_(x.view(n_rows, level.n_clusters, 1, *x.shape[2:]).expand_as(whole))
         keys.keep(kept)
     chosen = keys.candidates.view(n_rows, -1)  # (R, L·S)
@@ -184,6 +190,22 @@ def _descend(
     if keys.hidden is not None:
         found.masked_fill_(keys.hidden.view(-1)[chosen], -1)
     near_keys.copy_(found.view_as(near_keys))
+
+
+def _moments(q: Tensor, order: Tensor, leaf: Level, scale: float, scratch: Workspace) -> tuple[Tensor, Tensor]:
+    """Means of the queries of each leaf and of their squares, times scale and its square: (R, L, D) twice."""
+    n_rows, _, width = q.shape
+    order = order.view(n_rows, leaf.n_clusters, leaf.cluster_size)
+    mean, square = (q.new_empty(n_rows, leaf.n_clusters, width) for _ in range(2))
+    step = max(1, near.CHUNK_ELEMENTS // (n_rows * leaf.cluster_size * width))
+    for first in range(0, leaf.n_clusters, step):
+        part = order[:, first : first + step]  # (R, l, C)
+        taken = take(q, part.flatten(1), scratch.get("ordered", (part.numel(), width), q.dtype)).view(
+            *part.shape, width
+        )
+        mean[:, first : first + step] = taken.mean(2)
+        square[:, first : first + step] = taken.square_().mean(2)
+    return mean.mul_(scale), square.mul_(scale**2)
 
 
 def _walk(levels: list[Level], centroids: Tensor, kept: Tensor, *extra: Tensor) -> Iterator[tuple[Any, ...]]:
@@ -229,36 +251,42 @@ def _tangent_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of k and v from those of the far keys, their values and biases."""
     levels = _levels(sizes)
-    wide = far_keys.dtype
-    dk, dv = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k, v))
+    k_whole, v_whole = k.contiguous(), v.contiguous()
+    dk, dv = (torch.zeros(x.shape, dtype=far_keys.dtype, device=x.device) for x in (k, v))
     q = centroids.view(len(k), heads, *centroids.shape[1:])  # for its shape alone
-    with workspace(k.device) as scratch:
+    with torch.autocast(k.device.type, enabled=False), workspace(k.device) as scratch:
         for rows in _row_slices(q, k):
-            _, k_rows, v_rows, mask = _rows(q, k, v, key_mask, rows)
-            keys = Candidates.all_keys(k_rows, v_rows, mask, order[rows])
-            sums = [torch.zeros_like(x) for x in (keys.keys, keys.values)]  # (R·M, D), (R·M, E)
-            far_parts = [x[rows] for x in (far_keys, far_values, far_bias, dkeys, dvalues, dbias)]
-            for level, q_here, kept_here, *extra in _walk(levels, centroids[rows], kept[rows], *far_parts):
-                by_parent = (len(keys.candidates), len(k_rows) * level.n_clusters // len(keys.candidates))
-                q_here, kept_here = (x.reshape(*by_parent, -1) for x in (q_here, kept_here))
-                found = Extra(*(x[:, :, 0].reshape(*by_parent, *x.shape[3:]) for x in extra[:3]))
-                grad = Extra(*(x.sum(2).view(*by_parent, *x.shape[3:]) for x in extra[3:]))
-                for at, part in blocks(by_parent, keys):
-                    k_here, v_here = keys.gather(at, scratch)
-                    scores = keys.score(q_here[at, part].contiguous(), k_here, at, scratch)
-                    scores.scatter_(2, kept_here[at, part], -torch.inf)
-                    there, back = (Extra(*(x[at, part] for x in extras)) for extras in (found, grad))
-                    into = [torch.zeros_like(x) for x in (k_here, v_here)]
-                    far.fold_backward(scores, k_here, v_here, q_here[at, part], there, back, *into)
-                    for total, own in zip(sums, into, strict=True):
-                        total.index_add_(0, keys.candidates[at].reshape(-1), own.flatten(0, 1))
-                keys.keep(kept_here)
-            index = torch.arange(rows.start, rows.stop, device=k.device)
-            kv_row = index // heads * k.shape[1] + index % heads * k.shape[1] // heads  # (R,)
-            to = (order[rows] + kv_row[:, None] * k.shape[2]).view(-1)
-            for total, own in zip((dk, dv), sums, strict=True):
-                total.view(-1, total.shape[-1]).index_add_(0, to, own)
+            _, k_rows, v_rows, mask = _rows(q, k_whole, v_whole, key_mask, rows)
+            keys = Candidates.all_keys(k_rows, v_rows, mask, order[rows], scratch)
+            parts = [x[rows] for x in (centroids, kept, far_keys, far_values, far_bias, dkeys, dvalues, dbias)]
+            total = _gradients(keys, levels, parts, scratch)  # (R·M, D + E)
+            to = (order[rows] + _kv_rows(rows, heads, k)[:, None] * k.shape[2]).view(-1)
+            for whole, own in ((dk, total[:, : k.shape[-1]]), (dv, total[:, k.shape[-1] :])):
+                whole.view(-1, whole.shape[-1]).index_add_(0, to, own)
     return dk.to(k.dtype), dv.to(v.dtype)
+
+
+def _gradients(keys: Candidates, levels: list[Level], of_rows: list[Tensor], scratch: Workspace) -> Tensor:
+    """Gradients of R rows' keys and values, in the tree's order, ``(R·M, D + E)``."""
+    total, n_rows = torch.zeros_like(keys.vectors), len(keys.candidates)
+    for level, centroids, kept, *extra in _walk(levels, *of_rows):
+        by_parent = (len(keys.candidates), n_rows * level.n_clusters // len(keys.candidates))  # A, f
+        far_keys, far_values, bias = (x[:, :, 0] for x in extra[:3])  # the same for all leaves of a cluster
+        dkeys, dvalues, dbias = (x.sum(2) for x in extra[3:])
+        found, grad = torch.cat([far_keys, far_values], dim=-1), torch.cat([dkeys, dvalues], dim=-1)
+        centroids, kept, found, bias, grad, dbias = (
+            x.reshape(*by_parent, *x.shape[2:]) for x in (centroids, kept, found, bias, grad, dbias)
+        )
+        for at, part in blocks(by_parent, keys):
+            here, q_here = keys.gather(at, scratch), centroids[at, part]
+            scores = keys.score(q_here, here, at, scratch).scatter_(2, kept[at, part], -torch.inf)
+            into = scratch.get("into", tuple(here.shape), here.dtype).zero_()
+            far.fold_backward(
+                scores, here, q_here, found[at, part], bias[at, part], grad[at, part], dbias[at, part], into
+            )
+            total.index_add_(0, keys.candidates[at].reshape(-1), into.flatten(0, 1))
+        keys.keep(kept)
+    return total
 
 
 @_tangent_backward.register_fake
@@ -270,12 +298,12 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, key_mask, _, ctx.sizes, _ = inputs
     ctx.heads = q.shape[1]
-    queries, near_keys, *saved = output
-    ctx.save_for_backward(*saved, k, v, key_mask)
-    ctx.mark_non_differentiable(queries, near_keys, *saved[3:])
+    *far_keys, queries, near_keys, centroids, kept, order = output
+    ctx.save_for_backward(*far_keys, centroids, kept, order, k, v, key_mask)
+    ctx.mark_non_differentiable(queries, near_keys, centroids, kept, order)
 
 
-def _differentiate(ctx: Any, _: Any, __: Any, dkeys: Tensor, dvalues: Tensor, dbias: Tensor, *___: Any) -> Any:
+def _differentiate(ctx: Any, dkeys: Tensor, dvalues: Tensor, dbias: Tensor, *_: Any) -> Any:
     dk, dv = _tangent_backward(dkeys, dvalues, dbias, *ctx.saved_tensors, ctx.sizes, ctx.heads)
     return None, dk, dv, None, None, None, None
 

@@ -11,45 +11,73 @@ from torch import Tensor
 
 from smyrf.kernels.workspace import Workspace
 
+# Elements of keys or values that are worked on at once.
+CHUNK_ELEMENTS = 1 << 18
 
-def key_spread(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+
+def key_spread(k: Tensor, query_variance: Tensor, mask: Tensor | None, scratch: Workspace) -> tuple[Tensor, Tensor]:
     """How much q·k varies over the queries, from key to key.
 
     σ² = Σ_d var_q[d] (k_d − k̄_d)², divided by its mean over the valid keys.
 
     Args:
-        q: ``(R, N, D)``; k: ``(R, M, D)``; mask: ``(R, M)`` bool, True = may be attended to, or None.
+        k: ``(R, M, D)``, finite, zero where masked.
+        query_variance: var_q ``(R, D)``.
+        mask: ``(R, M)`` bool, True = may be attended to, or None.
 
     Returns:
         relative σ ``(R, M)``, and the variances of the keys' coordinates ``(R, D)``.
     """
-    k, share = _finite(k), _shares(k, mask)
-    away = (k - (k * share).sum(1, keepdim=True)).square_()  # (R, M, D)
-    variance = (away * share).sum(1)  # (R, D)
-    of_queries = q.var(1, correction=0)  # (R, D)
-    mean = (of_queries * variance).sum(-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)  # (R, 1)
-    # Two columns, as in the tree: a product with one may be done by other code where there is one row.
-    sigma_sq = torch.bmm(away, of_queries[..., None].expand(-1, -1, 2))[..., 0] / mean  # (R, M)
-    return sigma_sq.sqrt_(), variance
+    count = _count(k, mask)  # (R or 1, 1, 1)
+    mean = _sum(k) / count  # (R, 1, D)
+    square = torch.linalg.vector_norm(k, dim=1, keepdim=True).square_() / count  # (R, 1, D)
+    variance = (square - mean.square()).clamp_(min=0.0)[:, 0]  # (R, D)
+    total = (query_variance * variance).sum(-1, keepdim=True).clamp_(min=torch.finfo(k.dtype).tiny)  # (R, 1)
+    return _distances(k, mean, (query_variance / total).sqrt_()[:, None], scratch), variance
 
 
-def value_weight(v: Tensor, mask: Tensor | None) -> Tensor:
-    """½ log ‖v − v̄‖² relative to its mean over the valid keys, bounded below: ``(R, M)``."""
-    v, share = _finite(v), _shares(v, mask)
-    away = (v - (v * share).sum(1, keepdim=True)).square_().sum(-1, keepdim=True)  # (R, M, 1)
-    mean = (away * share).sum(1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)  # (R, 1, 1)
-    return (away / mean)[..., 0].add_(1e-4).log_().mul_(0.5)
+def value_weight(v: Tensor, mask: Tensor | None, scratch: Workspace) -> Tensor:
+    """½ log ‖v − v̄‖² relative to its mean over the valid keys, bounded below: ``(R, M)``.
+
+    Args:
+        v: ``(R, M, E)``, finite, zero where masked.
+    """
+    count = _count(v, mask)
+    away = _distances(v, _sum(v) / count, None, scratch).square_()  # (R, M)
+    valid = away if mask is None else away * mask
+    mean = (valid.sum(1, keepdim=True) / count[..., 0]).clamp_(min=torch.finfo(v.dtype).tiny)  # (R, 1)
+    return away.div_(mean).add_(1e-4).log_().mul_(0.5)
 
 
-def _finite(x: Tensor) -> Tensor:
+def finite(x: Tensor) -> Tensor:
+    """x with zeros for what is not finite: such vectors must not decide about the others."""
+    if x.device.type == "cpu" and bool(x.sum().isfinite()):  # almost always, and far cheaper than a copy
+        return x
     return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _shares(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Weights of a mean over the valid keys, ``(R, 1 or M, 1)``."""
-    if mask is None:
-        return x.new_full((1, 1, 1), 1 / x.shape[1])
-    return (mask / mask.sum(1, keepdim=True).clamp(min=1))[..., None].to(x)
+def _count(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The number of valid keys, ``(R or 1, 1, 1)``."""
+    return x.new_full((1, 1, 1), x.shape[1]) if mask is None else mask.sum(1).clamp(min=1).to(x)[:, None, None]
+
+
+def _sum(x: Tensor) -> Tensor:
+    """Over the keys, ``(R, 1, D)``."""
+    # As in the tree: not by a product with a single row, which is done by other code where there is one head.
+    return torch.bmm(x.new_ones(len(x), 2, x.shape[1]), x)[:, :1]
+
+
+def _distances(x: Tensor, mean: Tensor, factor: Tensor | None, scratch: Workspace) -> Tensor:
+    """‖(x − mean) · factor‖ ``(R, M)``, some vectors at a time: a copy of all would cost more than the rest."""
+    out = x.new_empty(x.shape[:2])
+    step = max(1, CHUNK_ELEMENTS // (len(x) * x.shape[-1]))
+    for first in range(0, x.shape[1], step):
+        part = x[:, first : first + step]
+        away = torch.sub(part, mean, out=scratch.get("away", tuple(part.shape), x.dtype))
+        if factor is not None:
+            away.mul_(factor)
+        out[:, first : first + step] = torch.linalg.vector_norm(away, dim=-1)
+    return out
 
 
 def score(scores: Tensor, spread: Tensor, key_spread: Tensor, weight: Tensor, scratch: Workspace) -> Tensor:

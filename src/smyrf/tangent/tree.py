@@ -29,7 +29,7 @@ def tree_orders(
 
     Args:
         q: ``(R, N, D)``, finite.
-        k: ``(R, M, D)``.
+        k: ``(R, M, D)``, finite.
         mask: ``(R, M)`` bool, True = may be attended to, or None.
         n_leaves: a power of two.
 
@@ -44,7 +44,6 @@ def tree_orders(
         >>> queries.shape, int(copies.sum()), sorted(keys[0].tolist()) == list(range(10))
         (torch.Size([1, 12]), 2, True)
     """
-    k = torch.nan_to_num(k, nan=0.0, posinf=0.0, neginf=0.0)
     w = basis(q, k, mask, rank)
     x, y = q @ w, k @ w  # (R, N, r), (R, M, r)
     if mask is not None:  # a masked key goes where some valid one goes, so that all branches have their share
@@ -73,10 +72,11 @@ def _spread_out(length: int, n_places: int, device: torch.device) -> tuple[Tenso
     return source, source == torch.nn.functional.pad(source[:-1], (1, 0), value=-1)
 
 
-def take(x: Tensor, order: Tensor) -> Tensor:
-    """Rows of each of ``(R, M, D)`` in the order ``(R, n)``."""
+def take(x: Tensor, order: Tensor, out: Tensor | None = None) -> Tensor:
+    """Rows of each of ``(R, M, D)`` in the order ``(R, n)``, in a buffer ``(R·n, D)`` if one is given."""
     start = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
-    return x.reshape(-1, x.shape[-1]).index_select(0, (order + start).view(-1)).view(*order.shape, -1)
+    rows = torch.index_select(x.reshape(-1, x.shape[-1]), 0, (order + start).view(-1), out=out)
+    return rows.view(*order.shape, -1)
 
 
 def basis(q: Tensor, k: Tensor, key_mask: Tensor | None, rank: int) -> Tensor:

@@ -48,7 +48,7 @@ class Sample:
         if call.is_causal:
             before = torch.arange(n_keys, device=device) <= self.rows[:, None]  # (R, M)
             mask = before[None, None] if mask is None else mask & before
-        q, k, v = (x.detach().float() for x in (call.q.index_select(2, self.rows), call.k, call.v))
+        q, k, v = (x.detach().float() for x in (call.q.detach().index_select(2, self.rows), call.k, call.v))
         gqa = q.shape[1] != k.shape[1]
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             self.exact = F.scaled_dot_product_attention(q, k, v, mask, scale=call.scale, enable_gqa=gqa)

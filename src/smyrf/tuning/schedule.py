@@ -200,7 +200,7 @@ class AdaptiveSchedule:
         self, name: str, q: Tensor, k: Tensor, v: Tensor, scale: float | None, key_mask: Tensor | None, is_causal: bool
     ) -> None:
         self.layers[name].observer = None  # once, also if it is run again for activation checkpointing
-        q, k, v = (four_axes(x) for x in (q, k, v))
+        q, k, v = (four_axes(x.detach()) for x in (q, k, v))
         key_mask = None if key_mask is None else key_mask.reshape(len(q), k.shape[2])  # (batch, M)
         call = Call(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, key_mask, is_causal)
         document = call.take([self.step // self.every % len(call.q)])
