@@ -346,4 +346,4 @@ def check_method(method: object) -> None:
         return
     if isinstance(method, type) and issubclass(method, Smyrf | Tangent | Dense | PerHead):
         raise TypeError(f"method={method!r} must be an instance: write {method.__name__}()")
-    raise TypeError(f"method={method!r} must be a Smyrf, Tangent, Dense or PerHead, not {type(method).__name__}")
+    raise TypeError(f"method={method!r} must be a Smyrf, a Tangent, a Dense or a PerHead, not {type(method).__name__}")

@@ -22,7 +22,7 @@ PRECISION = 1.05
 # A method is taken if it needs at most this share of dense attention's time; the rest is noise.
 FASTER = 0.95
 # A larger budget may be faster than a small one, but by no more than this.
-SPREAD = 0.85
+SPREAD = 0.75
 # Further budgets to choose two from, as multiples of the best.
 AROUND = (0.5, 0.7, 1.4, 2.0)
 # Two budgets for the heads of a layer are taken if they need at most this share of one budget's key visits.
