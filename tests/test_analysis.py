@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from smyrf import Dense, Smyrf
+from smyrf import Dense, Smyrf, Tangent
 from smyrf.analysis.capture import CaptureAttention, capture_attention
 from smyrf.analysis.error import output_errors, relative_error
 
@@ -74,11 +74,16 @@ def test_demo_table_and_plot(minilm, tmp_path, monkeypatch):
 
     from smyrf import demo
 
-    monkeypatch.setattr(demo, "METHODS", (Smyrf(2, 64), Smyrf(4, 64), Smyrf(4, 64, deduplicate=True)))
+    monkeypatch.setattr(
+        demo, "METHODS", (Smyrf(2, 64), Smyrf(4, 32), Smyrf(4, 64, deduplicate=True), Tangent(128, levels=1))
+    )
     with open("/dev/null", "w") as nowhere:
         console = Console(file=nowhere, record=True, width=100)
         rows = demo.error_rows(minilm[:1], console)
         console.print(demo.error_table(rows))
-    assert [row["memory_share"] for row in rows] == [0.25, 0.5, 0.5]
-    assert "4 × 64" in console.export_text()
+    assert [row["memory_share"] for row in rows] == [0.25, 0.25, 0.5, 0.25]
+    text = console.export_text()
+    best = min(rows[:2], key=lambda row: row["error"])
+    assert best["label"] in text
+    assert "Tangent 128, one level" in text
     assert all(file.exists() for file in demo.plot_errors(rows, tmp_path / "error"))

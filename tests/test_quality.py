@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from smyrf import Dense, Smyrf, attention
+from smyrf import Dense, Smyrf, Tangent, attention
 from smyrf.analysis.capture import CaptureAttention, Captured
 from smyrf.bench.quality import cases, command, plot, table
 from smyrf.bench.quality.cases import Contender, contenders, family, label
@@ -96,8 +96,10 @@ def test_methods_spend_no_more_than_the_budget_and_are_all_different(budget):
     found = cases.methods(budget)
     assert len(set(found)) == len(found)
     assert all(0.5 * budget <= method.key_visits(6400) <= budget for method in found)
-    assert {"none", "xbox", "h2lsh", "l2lsh"} <= {method.transform for method in found}
-    assert any(method.hashing == "cross_polytope" for method in found)
+    smyrf = [method for method in found if isinstance(method, Smyrf)]
+    assert {"none", "xbox", "h2lsh", "l2lsh"} <= {method.transform for method in smyrf}
+    assert any(method.hashing == "cross_polytope" for method in smyrf)
+    assert {method.levels for method in found if isinstance(method, Tangent)} == {1, 2}
 
 
 def test_peers_come_after_ours_at_every_budget():

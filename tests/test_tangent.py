@@ -141,17 +141,27 @@ def test_choose_finds_the_largest_in_ascending_places():
     assert torch.equal(near.choose(scores, 50)[0, 0], torch.arange(50))
 
 
-def test_the_spread_is_capped():
-    """A huge key gains 2σ and no more: otherwise its σ²/2 would push all others out."""
+def test_a_key_is_ranked_by_what_it_may_do_to_the_output():
+    spread, of_key, weight = torch.tensor([[[0.5], [2.0]]]), torch.tensor([[[1.0, 3.0]]]), torch.tensor([[[0.0, -1.0]]])
     with workspace(CPU) as scratch:
-        found = near.score(
-            torch.zeros(1, 1, 3),
-            torch.ones(1, 1, 1),
-            torch.tensor([[[1.0, 4.0, 100.0]]]),
-            torch.zeros(1, 1, 3),
-            scratch,
-        )
-    torch.testing.assert_close(found, torch.tensor([[[0.5, 8.0, 200.0]]]))
+        found = near.score(torch.tensor([[[1.0, 0.0], [0.0, -torch.inf]]]), spread, of_key, weight, scratch)
+    torch.testing.assert_close(found, torch.tensor([[[2.0, 2.0], [4.0, -torch.inf]]]))
+
+
+def test_spread_and_weight_are_what_their_formulas_say():
+    k, v, variance = torch.randn(2, 40, 5), torch.randn(2, 40, 3), torch.rand(2, 5)
+    mask = torch.rand(2, 40) < 0.6
+    k, v = k * mask[..., None], v * mask[..., None]
+    with workspace(CPU) as scratch:
+        spread, key_variance = near.key_spread(k, variance, mask, scratch)
+        weight = near.value_weight(v, mask, scratch)
+    for row in range(2):
+        valid_k, valid_v = k[row][mask[row]], v[row][mask[row]]
+        sigma_sq = ((valid_k - valid_k.mean(0)).square() * variance[row]).sum(-1)
+        torch.testing.assert_close(spread[row][mask[row]], (sigma_sq / sigma_sq.mean()).sqrt())
+        torch.testing.assert_close(key_variance[row], valid_k.var(0, correction=0))
+        away = (valid_v - valid_v.mean(0)).square().sum(-1)
+        torch.testing.assert_close(weight[row][mask[row]], 0.5 * (away / away.mean() + 1e-4).log())
 
 
 def test_own_keys_come_first_unless_masked():

@@ -17,11 +17,11 @@ from typing import NamedTuple
 # How the budget is shared, as measured on pretrained models (benchmarks/README.md). Scoring and folding take this
 # share of it where there is one level; with several, at the last level, and at all levels above together.
 ONE_LEVEL, LAST_LEVEL, UPPER_LEVELS = 0.375, 0.22, 0.15
-# M/u from which several levels give a smaller error in the same time. Beyond it these shares are halved: scoring and
-# folding take more time per visit than near keys do, and less so in larger clusters.
-CROSSOVER = 64
-# Clusters of the last level where there is one, and at least so many queries where there are several.
-SIZES, MIN_SIZE = (16, 256), 8
+# Where several levels give a smaller error in the same time: from so many keys on, and so many per visit. There these
+# shares are halved, because scoring and folding take more time per visit than near keys, but less in larger clusters.
+CROSSOVER_KEYS, CROSSOVER_RATIO = 32768, 64
+# Queries of a cluster of the last level at least, where it is the only one, and where there are several.
+MIN_SIZE, MIN_LAST_SIZE = 16, 8
 MIN_NEAR = 8
 # Candidates fall by equal factors from all keys to this share of the budget, about what is kept at last.
 KEPT_SHARE = 0.6
@@ -80,7 +80,8 @@ def size_levels(
     """Sizes that spend `budget` key visits per query, or () where dense attention costs no more.
 
     Sizes that are given are taken as they are: `cluster_size` and `n_near` of the last level, `n_far` of each.
-    The number of clusters is a power of two, so that clusters may be smaller than asked for.
+    The number of clusters is a power of two, so that clusters may be smaller than asked for. Where the budget is too
+    small for so many levels, there are fewer.
 
     Example:
         >>> size_levels(512, 512, 128, 1)
@@ -92,17 +93,16 @@ def size_levels(
     """
     if budget >= n_keys:
         return ()
-    half = 0.5 if n_keys / budget >= CROSSOVER else 1.0
+    half = 0.5 if default_levels(n_keys, budget) > 1 else 1.0
     far = _power_of_two(FAR_SHARE * budget / n_levels) if n_far is None else n_far
     fall = (min(KEPT_SHARE * budget, n_keys) / n_keys) ** (1 / n_levels)
     last = n_keys * fall ** (n_levels - 1)  # candidates of the last level
     if cluster_size is not None:
         n_clusters = 2 ** math.ceil(math.log2(max(n_queries / cluster_size, 1.0)))
     elif n_levels == 1:
-        size = min(max(1.5 * n_keys / (ONE_LEVEL * budget), SIZES[0]), SIZES[1])
-        n_clusters = _power_of_two(n_queries / size)
+        n_clusters = _power_of_two(n_queries / max(1.5 * n_keys / (ONE_LEVEL * budget), MIN_SIZE))
     else:
-        n_clusters = _power_of_two(n_queries / max(1.5 * last / (half * LAST_LEVEL * budget), MIN_SIZE))
+        n_clusters = _power_of_two(n_queries / max(1.5 * last / (half * LAST_LEVEL * budget), MIN_LAST_SIZE))
 
     levels: list[Level] = []
     n = n_keys
@@ -118,6 +118,8 @@ def size_levels(
     if n_near is None:  # what is left, solved for: a near key is one that is not folded
         rest = budget - sum(level.visits for level in levels) - leaf.visits
         n_near = max(int(rest / (1 - 1 / max(leaf.cluster_size, 2))), MIN_NEAR)
+        if n_levels > 1 and rest < MIN_NEAR:
+            return size_levels(n_queries, n_keys, budget, n_levels - 1, cluster_size=cluster_size, n_far=n_far)
     leaf = leaf._replace(n_near=min(n_near, n))
     found = (*levels, leaf)
     return () if leaf.n_near >= n_keys or visits(found) >= n_keys else found
@@ -130,12 +132,13 @@ def _power_of_two(x: float) -> int:
 def default_levels(n_keys: int, budget: float) -> int:
     """How many levels give the smallest error in a given time: one up to the measured crossover.
 
-    One level wins up to M/u = 32 (16,384 keys at 512 visits), two from 64 on. Three have not won up to 65,536 keys, but
-    at some length even the coarse clusters of two are too many.
+    One level has won up to 16,384 keys at any budget, and beyond up to M/u = 32; two have won from there on. Three have
+    not up to 65,536 keys, but at some length even the coarse clusters of two are too many.
 
     Example:
         >>> default_levels(512, 128), default_levels(65536, 512)
         (1, 2)
     """
-    excess = n_keys / budget
-    return 1 if excess < CROSSOVER else 2 if excess < 16 * CROSSOVER else 3
+    if n_keys < CROSSOVER_KEYS or n_keys / budget < CROSSOVER_RATIO:
+        return 1
+    return 2 if n_keys / budget < 16 * CROSSOVER_RATIO else 3

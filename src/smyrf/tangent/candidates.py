@@ -40,9 +40,14 @@ class Candidates:
     @classmethod
     def all_keys(cls, k: Tensor, v: Tensor, mask: Tensor | None, order: Tensor, scratch: Workspace) -> Candidates:
         """All keys of k ``(R, M, D)``, v ``(R, M, E)`` and mask ``(R, M)``, in the given order ``(R, M)``."""
-        vectors = scratch.get("vectors", (*order.shape, k.shape[-1] + v.shape[-1]), k.dtype)
-        for x, part in ((k, vectors[..., : k.shape[-1]]), (v, vectors[..., k.shape[-1] :])):
-            part.copy_(take(x, order, scratch.get("ordered", (order.numel(), x.shape[-1]), x.dtype)))
+        width = k.shape[-1]
+        vectors = scratch.get("vectors", (*order.shape, width + v.shape[-1]), k.dtype)
+        step = max(1, MAX_SCORES // (len(k) * vectors.shape[-1]))
+        for first in range(0, order.shape[1], step):  # so that the buffer between stays small
+            part = order[:, first : first + step]
+            for x, columns in ((k, slice(0, width)), (v, slice(width, None))):
+                out = scratch.get("ordered", (part.numel(), x.shape[-1]), x.dtype)
+                vectors[:, first : first + step, columns] = take(x, part, out)
         return cls(
             vectors=vectors.flatten(0, 1),
             hidden=None if mask is None else ~mask.gather(1, order),

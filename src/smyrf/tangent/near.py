@@ -13,6 +13,8 @@ from smyrf.kernels.workspace import Workspace
 
 # Elements of keys or values that are worked on at once.
 CHUNK_ELEMENTS = 1 << 18
+# Keys from which means and variances are estimated.
+MAX_SAMPLES = 1 << 13
 
 
 def key_spread(k: Tensor, query_variance: Tensor, mask: Tensor | None, scratch: Workspace) -> tuple[Tensor, Tensor]:
@@ -28,9 +30,10 @@ def key_spread(k: Tensor, query_variance: Tensor, mask: Tensor | None, scratch: 
     Returns:
         relative σ ``(R, M)``, and the variances of the keys' coordinates ``(R, D)``.
     """
-    count = _count(k, mask)  # (R or 1, 1, 1)
-    mean = _sum(k) / count  # (R, 1, D)
-    square = torch.linalg.vector_norm(k, dim=1, keepdim=True).square_() / count  # (R, 1, D)
+    some = k if mask is not None else k[:, :: max(1, k.shape[1] // MAX_SAMPLES)].contiguous()
+    count = _count(some, mask)  # (R or 1, 1, 1)
+    mean = _sum(some) / count  # (R, 1, D)
+    square = _sum(some.square()) / count  # (R, 1, D)
     variance = (square - mean.square()).clamp_(min=0.0)[:, 0]  # (R, D)
     total = (query_variance * variance).sum(-1, keepdim=True).clamp_(min=torch.finfo(k.dtype).tiny)  # (R, 1)
     return _distances(k, mean, (query_variance / total).sqrt_()[:, None], scratch), variance
@@ -81,11 +84,11 @@ def _distances(x: Tensor, mean: Tensor, factor: Tensor | None, scratch: Workspac
 
 
 def score(scores: Tensor, spread: Tensor, key_spread: Tensor, weight: Tensor, scratch: Workspace) -> Tensor:
-    """How much a key matters to a cluster: T + min(σ²/2, 2σ) + ½ log ‖v − v̄‖², ``(A, f, n)``.
+    """How much a key may matter to a cluster: T + 2σ + ½ log ‖v − v̄‖², ``(A, f, n)``.
 
     σ² is the variance of q·k over the cluster's queries, taken as a product of one number per cluster and one per
-    key. σ²/2 is what it adds to the mean of exp(q·k); the cap 2σ keeps a key with a huge norm from being chosen
-    for that alone. The last term says how far the output would move: by the weight times the value.
+    key: T + 2σ bounds the score of almost all of them. The last term says how far the output would move, by the
+    weight times the value.
 
     Args:
         scores: T ``(A, f, n)``, of the clusters' centroids.
@@ -93,9 +96,8 @@ def score(scores: Tensor, spread: Tensor, key_spread: Tensor, weight: Tensor, sc
         key_spread: ``(A, 1, n)``, σ of the key, relative.
         weight: ``(A, 1, n)``, ½ log ‖v − v̄‖².
     """
-    sigma = torch.mul(spread, key_spread, out=scratch.get("sigma", tuple(scores.shape), scores.dtype))
-    capped = torch.clamp(sigma, max=4.0, out=scratch.get("capped", tuple(scores.shape), scores.dtype))
-    return torch.addcmul(scores, sigma, capped, value=0.5, out=capped).add_(weight)
+    out = scratch.get("ranks", tuple(scores.shape), scores.dtype)
+    return torch.addcmul(scores, spread, key_spread, value=2.0, out=out).add_(weight)
 
 
 def prefer_own(scores: Tensor, own: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from smyrf.attention import attention
 from smyrf.bench.quality.peers import PeerError, PeersOf, Run
-from smyrf.methods import Method, Smyrf
+from smyrf.methods import Method, Smyrf, Tangent
 
 CLUSTER_SIZES = (16, 32, 64)
 ABLATION_SIZE = 32
@@ -55,7 +55,7 @@ def contenders(budgets: Sequence[int], n_keys: int, n_queries: int, peers: Peers
 
 
 def methods(budget: int) -> list[Method]:
-    """Our methods at a budget: SMYRF with several rounds × cluster sizes, deduplicated, and its ablations.
+    """Our methods at a budget: SMYRF with several rounds × cluster sizes, deduplicated, and its ablations; Tangent.
 
     Example:
         >>> [label(method) for method in methods(32)][:4]
@@ -69,6 +69,8 @@ def methods(budget: int) -> list[Method]:
         *(replace(method, deduplicate=True) for method in smyrf if method.n_hashes > 1),
         *(replace(middle, transform=name) for name in ("none", "xbox", "h2lsh", "l2lsh")),
         replace(middle, hashing="cross_polytope"),
+        Tangent(budget, levels=1),
+        Tangent(budget, levels=2),
     ]
 
 
@@ -91,14 +93,16 @@ def family(method: Method) -> str:
     """The method without its sizes: the name of its class, and what is not as by default.
 
     Example:
-        >>> family(Smyrf()), family(Smyrf(transform="xbox", deduplicate=True))
-        ('Smyrf', 'Smyrf, xbox, pairs once')
+        >>> family(Smyrf()), family(Smyrf(transform="xbox", deduplicate=True)), family(Tangent(64, levels=2))
+        ('Smyrf', 'Smyrf, xbox, pairs once', 'Tangent, 2 levels')
     """
     words = [type(method).__name__]
     if isinstance(method, Smyrf):
         default = Smyrf()
         words += [getattr(method, name) for name in ("transform", "hashing") if _differ(method, default, name)]
         words += ["pairs once"] if method.deduplicate else []
+    if isinstance(method, Tangent) and method.levels is not None:
+        words += ["one level" if method.levels == 1 else f"{method.levels} levels"]
     return ", ".join(words)
 
 
