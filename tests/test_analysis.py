@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from smyrf import Dense, Smyrf, Tangent
-from smyrf.analysis.capture import capture_attention
+from smyrf.analysis.capture import CaptureAttention, capture_attention
 from smyrf.analysis.error import output_errors, relative_error
 
 
@@ -24,6 +24,17 @@ def test_capture_sees_calls_by_position_and_by_name():
     calls = capture_attention(model)
     assert [call.scale for call in calls] == [0.5, 0.3, 0.5]
     assert all(torch.equal(a, b) for call in calls for a, b in zip(call[:3], (q, k, v), strict=True))
+
+
+def test_capture_sees_inside_pytorchs_own_modules():
+    layer = torch.nn.TransformerEncoderLayer(12, 3, 16, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    padding = torch.tensor([[False] * 7, [False] * 5 + [True] * 2])
+    with torch.no_grad(), CaptureAttention() as capture:
+        model(torch.randn(2, 7, 12), src_key_padding_mask=padding)
+    assert [call.q.shape for call in capture.calls] == [(2, 3, 7, 4)] * 2
+    assert capture.n_restricted == 2
+    assert all(mask is not None and not is_causal for mask, is_causal in capture.masks)
 
 
 def test_minilm_gives_six_layers_of_real_attention(minilm):

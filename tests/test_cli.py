@@ -3,6 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from smyrf import Dense, Plan
 from smyrf.cli import app
 
 runner = CliRunner()
@@ -20,6 +21,12 @@ runner = CliRunner()
         (["bench", "--dtype", "int8"], "--dtype int8 must be one of float32"),
         (["bench", "--backend", "cuda"], "--backend cuda must be one of reference, torch"),
         (["bench", "--threads", "0"], "--threads 0 must be at least 1"),
+        (["tune", "minilm", "--max-error", "1.5"], "--max-error 1.5 must be between 0 and 1"),
+        (["tune", "minilm", "--length", "0"], "--length 0 must be at least 1"),
+        (["tune", "minilm", "--documents", "0"], "--documents 0 must be at least 1"),
+        (["tune", "minilm", "--seed", str(2**62)], "must be less than 2**62"),
+        (["tune", "minilm", "--length", "2"], "minilm: length=2 leaves no place for text"),
+        (["tune", "/no/such/model"], "/no/such/model: cannot be loaded"),
     ],
 )
 def test_bad_input_gives_one_sentence_and_exit_code_2(arguments, words):
@@ -37,6 +44,7 @@ def test_bad_input_gives_one_sentence_and_exit_code_2(arguments, words):
         ("bench --json", "", "is a folder, not a file"),
         ("bench --json", "file/out.json", "cannot be written"),
         ("bench --plot", "file/out", "cannot be written"),
+        ("tune minilm --json", "file/out.json", "cannot be written"),
     ],
 )
 def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path, command, place, words):
@@ -72,8 +80,23 @@ def test_bench_writes_table_json_and_plots(tmp_path):
     assert (tmp_path / "plot.svg").exists()
 
 
+def test_tune_prints_a_plan_and_writes_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "plan.json"
+    arguments = ["tune", "minilm", "--length", "128", "--documents", "1", "--threads", "1", "--json", str(out)]
+    result = runner.invoke(app, [*arguments, "--max-error", "0.3", "--no-fallback"])
+    assert result.exit_code == 0, result.output
+    assert "Tangent" in result.output
+    assert len(Plan.load(out).methods) == 6
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "dense is as fast at this length" in result.output
+    assert Plan.load(out).methods == (Dense(),) * 6
+
+
 def test_help_lists_the_commands():
     result = runner.invoke(app, ["--help"])
     assert result.exit_code == 0
     assert "bench" in result.output
     assert "demo" in result.output
+    assert "tune" in result.output

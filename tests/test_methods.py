@@ -1,8 +1,10 @@
 import dataclasses
+import json
 
 import pytest
 
-from smyrf import Dense, Smyrf
+from smyrf import Dense, PerHead, Smyrf, Tangent
+from smyrf.methods import method_from_dict, method_to_dict
 
 
 def test_cost_measures_are_the_papers():
@@ -49,3 +51,45 @@ def test_methods_are_values():
     assert len({Smyrf(), Smyrf(), Dense()}) == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
         Smyrf().n_hashes = 3
+
+
+METHODS = [
+    Dense(),
+    Smyrf(3, 17, transform="xbox", deduplicate=True),
+    Tangent(0.1),
+    Tangent(97, levels=2, n_near=33),
+    PerHead((Tangent(0.1), Dense(), Smyrf(2, 16))),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_method_survives_json(method):
+    assert method_from_dict(json.loads(json.dumps(method_to_dict(method)))) == method
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], "an object with a kind"),
+        ({"budget": 0.1}, "an object with a kind"),
+        ({"kind": "flash"}, "kind='flash' must be one of smyrf"),
+        ({"kind": "dense", "budget": 0.1}, "dense has no option 'budget'; it has none"),
+        ({"kind": "tangent", "budget": 2.0}, "tangent: budget=2.0"),
+        ({"kind": "smyrf", "n_hashes": "8"}, "smyrf: n_hashes='8'"),
+        ({"kind": "per_head", "methods": []}, "per_head: methods"),
+        ({"kind": "per_head", "methods": [{"kind": "dense", "x": 1}]}, "dense has no option 'x'"),
+        ({"kind": "per_head"}, "per_head: .*methods"),
+    ],
+)
+def test_what_is_wrong_in_json_is_named(data, words):
+    with pytest.raises(ValueError, match=words):
+        method_from_dict(data)
+
+
+def test_methods_of_heads_cost_what_they_cost_in_the_mean():
+    method = PerHead((Tangent(64), Dense(), Tangent(64), Tangent(128)))
+    assert method.key_visits(512) == (64 + 512 + 64 + 128) // 4
+    assert method.groups() == {Tangent(64): [0, 2], Dense(): [1], Tangent(128): [3]}
+    for bad in ([Dense()], (), (PerHead((Dense(),)),)):
+        with pytest.raises(TypeError, match="methods"):
+            PerHead(bad)

@@ -2,7 +2,10 @@
 
 from smyrf import nn
 from smyrf.attention import attention
-from smyrf.methods import Dense, Smyrf, Tangent
+from smyrf.methods import Dense, PerHead, Smyrf, Tangent
+from smyrf.tuning.plan import Plan
+from smyrf.tuning.schedule import AdaptiveSchedule
+from smyrf.tuning.search import tune
 
-__all__ = ["Dense", "Smyrf", "Tangent", "attention", "nn"]
+__all__ = ["AdaptiveSchedule", "Dense", "PerHead", "Plan", "Smyrf", "Tangent", "attention", "nn", "tune"]
 __version__ = "0.1.0"

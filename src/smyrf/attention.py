@@ -14,7 +14,7 @@ from torch import Tensor
 from smyrf.causal import causal_groups
 from smyrf.grouping import group
 from smyrf.kernels import attend, check_backend
-from smyrf.methods import Method, check_method
+from smyrf.methods import Method, PerHead, check_method
 from smyrf.seeds import check_generator, draw_seed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -40,7 +40,7 @@ def attention(
         q: ``(…, heads, N, D)``.
         k: ``(…, kv_heads, M, D)``.
         v: ``(…, kv_heads, M, E)``.
-        method: `smyrf.Smyrf`, `smyrf.Tangent` or `smyrf.Dense`.
+        method: `smyrf.Smyrf`, `smyrf.Tangent` or `smyrf.Dense`, or one for each head in a `smyrf.PerHead`.
         key_mask: ``(…, M)`` bool without the axis of heads, True = may be attended to. A masked key has
             weight zero, whatever is in it; where all are masked the output is zero.
         is_causal: query i sees keys j <= i, position 0 of both aligned.
@@ -109,6 +109,20 @@ def seeded_attention(
         if not isinstance(flag, bool):
             raise TypeError(f"{name}={flag!r} must be a bool")
     _check_tensors(q, k, v, key_mask, enable_gqa)
+    if isinstance(method, PerHead):
+        return _by_head(
+            q,
+            k,
+            v,
+            method,
+            key_mask=key_mask,
+            is_causal=is_causal,
+            scale=scale,
+            dropout_p=dropout_p,
+            generator=generator,
+            dropout_generator=dropout_generator,
+            backend=backend,
+        )
 
     device = q.device.type
     # As for PyTorch's own function, which is on autocast's list.
@@ -119,7 +133,7 @@ def seeded_attention(
         raise TypeError(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
 
     lead = q.shape[:-2]  # (…, heads)
-    q, k, v = (_four_axes(x) for x in (q, k, v))  # (batch, heads, N, D), (batch, kv_heads, M, D or E)
+    q, k, v = (four_axes(x) for x in (q, k, v))  # (batch, heads, N, D), (batch, kv_heads, M, D or E)
     if key_mask is not None:
         key_mask = key_mask.reshape(len(q), k.shape[2])  # (batch, M)
         # Weight zero times NaN is NaN: what must not count is taken out before it is multiplied.
@@ -147,6 +161,58 @@ def seeded_attention(
     return out.reshape(*lead, *out.shape[-2:])
 
 
+def _by_head(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    method: PerHead,
+    *,
+    key_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    dropout_p: float,
+    generator: torch.Generator | int | None,
+    dropout_generator: torch.Generator | int | None,
+    backend: str | None,
+) -> Tensor:
+    """`seeded_attention`, the heads of each method in a call of their own."""
+    heads = 1 if q.dim() == 2 else q.shape[-3]
+    if len(method.methods) != heads:
+        raise ValueError(f"method has {len(method.methods)} methods for the {heads} heads of q {tuple(q.shape)}")
+    parts, order = [], []
+    for n, (one, chosen) in enumerate(method.groups().items()):
+        mine, its_k, its_v = q, k, v
+        if len(chosen) < heads:
+            at = torch.tensor(chosen, device=q.device)
+            mine = q.index_select(-3, at)  # (…, chosen, N, D)
+            at = at // (heads // k.shape[-3])  # key heads
+            its_k, its_v = k.index_select(-3, at), v.index_select(-3, at)  # (…, chosen, M, D or E)
+        dropout = dropout_generator
+        if isinstance(dropout, int):  # heads of different groups must not drop the same places
+            dropout = (dropout + n) % 2**63
+        parts.append(
+            seeded_attention(
+                mine,
+                its_k,
+                its_v,
+                method=one,
+                key_mask=key_mask,
+                is_causal=is_causal,
+                scale=scale,
+                dropout_p=dropout_p,
+                enable_gqa=True,
+                generator=generator,
+                dropout_generator=dropout,
+                backend=backend,
+            )
+        )
+        order += chosen
+    if len(parts) == 1:
+        return parts[0]
+    place = torch.tensor(order, device=q.device).argsort()
+    return torch.cat(parts, dim=-3).index_select(-3, place)  # (…, heads, N, E)
+
+
 def check_scale(scale: object) -> None:
     """Raises unless `scale` is None or a finite number."""
     if scale is None:
@@ -165,7 +231,7 @@ def check_dropout(name: str, dropout: object) -> None:
         raise ValueError(f"{name}={dropout} must be in [0, 1]")
 
 
-def _four_axes(x: Tensor) -> Tensor:
+def four_axes(x: Tensor) -> Tensor:
     """``(…, heads, N, D)`` → ``(batch, heads, N, D)``."""
     if x.dim() == 2:
         return x[None, None]

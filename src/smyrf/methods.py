@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeAlias
 
 from smyrf.sizes import Level, default_levels, size_levels, visits
 
@@ -211,7 +211,119 @@ class Dense:
         return 1.0
 
 
-Method: TypeAlias = Smyrf | Tangent | Dense
+@dataclass(frozen=True)
+class PerHead:
+    """A method for each head of queries: heads differ in how much of their attention lies outside a few keys.
+
+    Args:
+        methods: as many as there are heads; those that are equal run together.
+
+    Example:
+        >>> method = PerHead((Tangent(64), Tangent(128), Tangent(64), Dense()))
+        >>> method.key_visits(512), method.memory_share(512)
+        (192, 0.375)
+    """
+
+    methods: tuple[Smyrf | Tangent | Dense, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.methods, tuple) or not self.methods:
+            raise TypeError(f"methods={self.methods!r} must be a tuple with a method for each head")
+        for method in self.methods:
+            if not isinstance(method, Smyrf | Tangent | Dense):
+                raise TypeError(f"methods must be of Smyrf, Tangent and Dense, not {method!r}")
+
+    def groups(self) -> dict[Smyrf | Tangent | Dense, list[int]]:
+        """The heads of each method.
+
+        Example:
+            >>> PerHead((Tangent(64), Dense(), Tangent(64))).groups()[Tangent(64)]
+            [0, 2]
+        """
+        found: dict[Smyrf | Tangent | Dense, list[int]] = {}
+        for head, method in enumerate(self.methods):
+            found.setdefault(method, []).append(head)
+        return found
+
+    def is_exact(self, n_queries: int, n_keys: int) -> bool:
+        """Whether every head is.
+
+        Example:
+            >>> PerHead((Dense(), Tangent(1.0))).is_exact(512, 512)
+            True
+        """
+        return all(method.is_exact(n_queries, n_keys) for method in self.methods)
+
+    def key_visits(self, n_keys: int, n_queries: int | None = None) -> int:
+        """Those of a query in the mean over the heads.
+
+        Example:
+            >>> PerHead((Tangent(64), Dense())).key_visits(512)
+            288
+        """
+        return math.ceil(sum(method.key_visits(n_keys, n_queries) for method in self.methods) / len(self.methods))
+
+    def memory_share(self, n_keys: int, n_queries: int | None = None) -> float:
+        """Key visits as a share of all keys.
+
+        Example:
+            >>> PerHead((Tangent(64), Dense())).memory_share(512)
+            0.5625
+        """
+        return self.key_visits(n_keys, n_queries) / n_keys
+
+
+Method: TypeAlias = Smyrf | Tangent | Dense | PerHead
+
+_KINDS: dict[str, type[Smyrf | Tangent | Dense | PerHead]] = {
+    "smyrf": Smyrf,
+    "tangent": Tangent,
+    "dense": Dense,
+    "per_head": PerHead,
+}
+
+
+def method_to_dict(method: Method) -> dict[str, Any]:
+    """A method as JSON can hold it; `method_from_dict` is the way back.
+
+    Example:
+        >>> method_to_dict(Dense())
+        {'kind': 'dense'}
+        >>> method_from_dict(method_to_dict(Smyrf(4, 64))) == Smyrf(4, 64)
+        True
+    """
+    check_method(method)
+    if isinstance(method, PerHead):
+        return {"kind": "per_head", "methods": [method_to_dict(one) for one in method.methods]}
+    return {"kind": type(method).__name__.lower(), **asdict(method)}
+
+
+def method_from_dict(data: object) -> Method:
+    """The method that `method_to_dict` has written.
+
+    Raises:
+        ValueError: names what is unknown, missing or wrong.
+
+    Example:
+        >>> method_from_dict({"kind": "tangent", "budget": 0.1}).key_visits(1000)
+        100
+    """
+    if not isinstance(data, dict) or "kind" not in data:
+        raise ValueError(f"a method must be an object with a kind, not {data!r}")
+    kind = data["kind"]
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"{kind=} must be one of {', '.join(_KINDS)}")
+    options = {name: value for name, value in data.items() if name != "kind"}
+    known = [field.name for field in fields(_KINDS[kind])]
+    for name in options:
+        if name not in known:
+            raise ValueError(f"{kind} has no option {name!r}; it has {', '.join(known) or 'none'}")
+    if isinstance(options.get("methods"), list):
+        options["methods"] = tuple(method_from_dict(one) for one in options["methods"])
+    try:
+        return _KINDS[kind](**options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{kind}: {error}") from error
 
 
 def _check_positive(method: Method, *names: str) -> None:
@@ -230,8 +342,8 @@ def _check_positive(method: Method, *names: str) -> None:
 
 def check_method(method: object) -> None:
     """Raises unless `method` is one of ours, with a hint if the class itself was given."""
-    if isinstance(method, Smyrf | Tangent | Dense):
+    if isinstance(method, Smyrf | Tangent | Dense | PerHead):
         return
-    if isinstance(method, type) and issubclass(method, Smyrf | Tangent | Dense):
+    if isinstance(method, type) and issubclass(method, Smyrf | Tangent | Dense | PerHead):
         raise TypeError(f"method={method!r} must be an instance: write {method.__name__}()")
-    raise TypeError(f"method={method!r} must be a Smyrf, a Tangent or a Dense, not {type(method).__name__}")
+    raise TypeError(f"method={method!r} must be a Smyrf, a Tangent, a Dense or a PerHead, not {type(method).__name__}")

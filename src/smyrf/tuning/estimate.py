@@ -1,0 +1,87 @@
+"""The error of a method on a call, from a sample of rows that are computed exactly.
+
+Shapes: heads, N queries, M keys, R rows in the sample.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from smyrf.attention import attention
+from smyrf.methods import Method
+from smyrf.tuning.calls import Call
+
+
+class Sample:
+    """Rows of one document of a call, with their exact outputs.
+
+    The method has to run on all queries, since they decide the clusters, but dense attention only on the
+    sample. Where queries and keys are the same tokens, those at masked positions are not in it: nobody reads
+    their outputs.
+
+    Args:
+        call: with a batch of one.
+        rows: R, how many.
+        seed: chooses the rows, and the clusters of a method that has random ones.
+
+    Example:
+        >>> import torch, smyrf
+        >>> x = torch.randn(1, 2, 300, 16)
+        >>> sample = Sample(Call(x, x, x, 0.25), rows=64, seed=0)
+        >>> sample.error(smyrf.Tangent(0.5)) < sample.error(smyrf.Tangent(0.25))
+        True
+    """
+
+    def __init__(self, call: Call, rows: int, seed: int) -> None:
+        self.call = call
+        self.seed = seed
+        device, n_queries, n_keys = call.q.device, call.n_queries, call.n_keys
+        read = torch.arange(n_queries)
+        if call.key_mask is not None and n_queries == n_keys and bool(call.key_mask.any()):
+            read = call.key_mask[0].nonzero()[:, 0].cpu()
+        order = torch.randperm(len(read), generator=torch.Generator().manual_seed(seed))
+        self.rows = read[order[:rows]].sort().values.to(device)  # (R,)
+
+        mask = None if call.key_mask is None else call.key_mask[:, None, None]  # (1, 1, 1, M)
+        if call.is_causal:
+            before = torch.arange(n_keys, device=device) <= self.rows[:, None]  # (R, M)
+            mask = before[None, None] if mask is None else mask & before
+        q, k, v = (x.detach().float() for x in (call.q.detach().index_select(2, self.rows), call.k, call.v))
+        gqa = q.shape[1] != k.shape[1]
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            self.exact = F.scaled_dot_product_attention(q, k, v, mask, scale=call.scale, enable_gqa=gqa)
+        self.squares = self.exact.double().square().sum((0, 2, 3)).cpu()  # (heads,)
+
+    def square_errors(self, method: Method) -> Tensor:
+        """‖output − exact‖² of each head, over the sample: ``(heads,)``."""
+        call = self.call
+        with torch.no_grad():
+            out = attention(
+                call.q.detach(),
+                call.k.detach(),
+                call.v.detach(),
+                method=method,
+                key_mask=call.key_mask,
+                is_causal=call.is_causal,
+                scale=call.scale,
+                enable_gqa=True,
+                generator=self.seed,
+            )
+        found = out.index_select(2, self.rows).double() - self.exact.double()  # (1, heads, R, E)
+        return found.square().sum((0, 2, 3)).cpu()
+
+    def error(self, method: Method) -> float:
+        """‖output − exact‖ / ‖exact‖ over the sample."""
+        return relative(self.square_errors(method), self.squares)
+
+
+def relative(square_errors: Tensor, squares: Tensor) -> float:
+    """Relative error over all heads, from sums of squares by head.
+
+    Example:
+        >>> round(relative(torch.tensor([1.0, 3.0]), torch.tensor([300.0, 100.0])), 6)
+        0.1
+    """
+    return float((square_errors.sum() / squares.sum().clamp(min=1e-300)).sqrt())
