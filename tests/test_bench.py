@@ -4,7 +4,7 @@ import time
 import pytest
 import torch
 
-from smyrf import Smyrf
+from smyrf import Smyrf, Tangent
 from smyrf.bench import peak, plots, results, run, table, timing
 from smyrf.bench.cases import PRESETS, Plan, Problem
 from smyrf.bench.contenders import contender, eager_smyrf, needed_bytes
@@ -66,12 +66,13 @@ def test_peak_memory_is_that_of_the_call_alone():
     dense = peak.extra_bytes("eager dense", problem, None, 1, None)
     assert matrix < dense < 4 * matrix
     assert peak.extra_bytes("sdpa", problem, None, 1, None) < matrix / 8
+    assert peak.extra_bytes("tangent", problem, Tangent(128), 1, None) < matrix
 
 
 def test_a_process_that_fails_says_why():
     broken = Smyrf()
     object.__setattr__(broken, "n_hashes", 0)
-    with pytest.raises(RuntimeError, match="memory of smyrf at length 64 failed: ValueError: n_hashes=0"):
+    with pytest.raises(RuntimeError, match="memory of smyrf at length 64 failed: ValueError: smyrf: n_hashes=0"):
         peak.extra_bytes("smyrf", Problem(1, 1, 64, 4, "float32", False), broken, 1, None)
 
 

@@ -18,6 +18,8 @@ runner = CliRunner()
         (["bench", "--length", "64", "--batch", "-1"], "--batch -1 must be at least 1"),
         (["bench", "--length", "64", "--n-hashes", "4"], "go in pairs"),
         (["bench", "--length", "64", "--n-hashes", "0", "--cluster-size", "4"], "--n-hashes 0 must be at least 1"),
+        (["bench", "--length", "64", "--budget", "0"], "--budget 0 must be at least 1"),
+        (["bench", "--levels", "2"], "--levels 2 is for Tangent"),
         (["bench", "--dtype", "int8"], "--dtype int8 must be one of float32"),
         (["bench", "--backend", "cuda"], "--backend cuda must be one of reference, torch"),
         (["bench", "--threads", "0"], "--threads 0 must be at least 1"),
@@ -68,11 +70,16 @@ def test_bench_writes_table_json_and_plots(tmp_path):
         "16",
         "--heads",
         "2",
+        "--budget",
+        "24",
+        "--levels",
+        "1",
     ]
     arguments += ["--width", "8", "--threads", "1", "--no-memory", "--json", str(out), "--plot", str(tmp_path / "plot")]
     result = runner.invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "smyrf 2×16" in result.output
+    assert "tangent 24, 1 level" in result.output
     data = json.loads(out.read_text())
     assert {row["length"] for row in data["results"]} == {64, 128}
     assert {row["backward"] for row in data["results"]} == {False, True}

@@ -37,6 +37,8 @@ def bench(
     batch: Annotated[int, typer.Option(help="Batch size, with --length.")] = 1,
     n_hashes: Annotated[list[int] | None, typer.Option(help="Rounds, with --cluster-size in pairs.")] = None,
     cluster_size: Annotated[list[int] | None, typer.Option(help="Queries per cluster.")] = None,
+    budget: Annotated[list[int] | None, typer.Option(help="Key visits of Tangent; may be given several times.")] = None,
+    levels: Annotated[int | None, typer.Option(help="Levels of Tangent; by length and budget by default.")] = None,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
     width: Annotated[int, typer.Option(help="Width of a head.")] = 64,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
@@ -61,7 +63,7 @@ def bench(
     from smyrf.bench import command, peak
     from smyrf.bench.cases import DTYPES, PRESETS
     from smyrf.kernels import BACKENDS
-    from smyrf.methods import Smyrf
+    from smyrf.methods import Smyrf, Tangent
 
     threads = torch.get_num_threads() if threads is None else threads
     for name, choice, known in (
@@ -79,14 +81,19 @@ def bench(
         ("threads", [threads]),
         ("n-hashes", n_hashes or []),
         ("cluster-size", cluster_size or []),
+        ("budget", budget or []),
+        ("levels", [] if levels is None else [levels]),
     ):
         for value in values:
             if value < 1:
                 _refuse(f"--{name} {value} must be at least 1")
-    if preset is not None and (length or n_hashes or cluster_size or batch != 1):
+    if preset is not None and (length or n_hashes or cluster_size or budget or batch != 1):
         _refuse(
-            f"--preset {preset} says shapes and methods: leave out --length, --batch, --n-hashes and --cluster-size"
+            f"--preset {preset} says shapes and methods: leave out --length, --batch, --n-hashes, --cluster-size and "
+            "--budget"
         )
+    if levels is not None and not budget:
+        _refuse(f"--levels {levels} is for Tangent: give --budget too")
     if len(n_hashes or []) != len(cluster_size or []):
         _refuse("--n-hashes and --cluster-size go in pairs: give them equally often")
     if memory and peak.can_measure() is not None:
@@ -97,9 +104,13 @@ def bench(
         if path is not None:
             _need_writable(name, path)
 
-    preset = "quick" if preset is None and not length else preset
-    methods = [Smyrf(h, c) for h, c in zip(n_hashes or [4], cluster_size or [64], strict=True)]
-    shapes = [(batch, n) for n in length or []]
+    pairs = list(zip(n_hashes or [], cluster_size or [], strict=True))
+    methods: list[Smyrf | Tangent] = [Smyrf(h, c) for h, c in pairs]
+    methods += [Tangent(u, levels=levels) for u in budget or []]
+    if preset is None and not length and not methods:
+        preset = "quick"
+    shapes = [(batch, n) for n in length or []] or list(PRESETS["quick"].shapes)
+    methods = methods or [Smyrf(4, 64)]
     what = command.plan(preset, shapes, methods, heads=heads, width=width, dtype=dtype, backward=backward)
     console = Console()
     title = f"smyrf bench --preset {preset}" if preset else "smyrf bench"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from smyrf.methods import Smyrf
+from smyrf.methods import Smyrf, Tangent
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -43,7 +43,7 @@ class Plan:
     """Problems and methods of one run."""
 
     problems: tuple[Problem, ...]
-    methods: tuple[Smyrf, ...]
+    methods: tuple[Smyrf | Tangent, ...]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Preset:
     """An experiment: pairs of batch and length, and methods."""
 
     shapes: tuple[tuple[int, int], ...]
-    methods: tuple[Smyrf, ...]
+    methods: tuple[Smyrf | Tangent, ...]
     says: str
 
 

@@ -9,13 +9,13 @@ from rich.console import Console
 from smyrf.bench import plots, results, table
 from smyrf.bench.cases import PRESETS, Plan, Problem
 from smyrf.bench.run import run
-from smyrf.methods import Smyrf
+from smyrf.methods import Smyrf, Tangent
 
 
 def plan(
     preset: str | None,
     shapes: list[tuple[int, int]],
-    methods: list[Smyrf],
+    methods: list[Smyrf | Tangent],
     *,
     heads: int,
     width: int,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from smyrf.attention import attention
 from smyrf.bench.cases import DTYPES, Problem
-from smyrf.methods import Smyrf
+from smyrf.methods import Smyrf, Tangent
 
 Contender = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -21,8 +21,8 @@ SDPA = "sdpa"
 DENSE = "eager dense"
 
 
-def contender(name: str, method: Smyrf | None, backend: str | None = None) -> Contender:
-    """The function behind a name: "smyrf", "eager smyrf" (with a method), "sdpa" or "eager dense".
+def contender(name: str, method: Smyrf | Tangent | None, backend: str | None = None) -> Contender:
+    """The function behind a name: "smyrf", "tangent", "eager smyrf" (with a method), "sdpa" or "eager dense".
 
     Example:
         >>> import torch
@@ -37,6 +37,7 @@ def contender(name: str, method: Smyrf | None, backend: str | None = None) -> Co
         return eager_dense
     assert method is not None
     if name == "eager smyrf":
+        assert isinstance(method, Smyrf)
         return lambda q, k, v: eager_smyrf(q, k, v, method)
     return lambda q, k, v: attention(q, k, v, method=method, generator=0, backend=backend)
 
@@ -78,7 +79,7 @@ def eager_smyrf(q: Tensor, k: Tensor, v: Tensor, method: Smyrf) -> Tensor:
     return (out * share).sum(0)
 
 
-def needed_bytes(name: str, problem: Problem, method: Smyrf | None) -> int:
+def needed_bytes(name: str, problem: Problem, method: Smyrf | Tangent | None) -> int:
     """A lower bound of what a contender holds at once, to refuse before memory runs out."""
     item = DTYPES[problem.dtype].itemsize
     rows = problem.batch * problem.heads * problem.length
@@ -87,6 +88,6 @@ def needed_bytes(name: str, problem: Problem, method: Smyrf | None) -> int:
     if name == DENSE:
         per_row = problem.length
     elif name == "eager smyrf":
-        assert method is not None
+        assert isinstance(method, Smyrf)
         per_row = method.n_hashes * method.cluster_size
     return inputs_and_output + rows * per_row * item * (3 if problem.backward else 2)

@@ -18,7 +18,7 @@ import torch
 from smyrf.bench.cases import Problem
 from smyrf.bench.contenders import contender
 from smyrf.bench.timing import once
-from smyrf.methods import Smyrf
+from smyrf.methods import Smyrf, Tangent, method_from_dict, method_to_dict
 
 _STATUS = Path("/proc/self/status")
 
@@ -28,13 +28,13 @@ def can_measure() -> str | None:
     return None if _STATUS.exists() else "peak memory is read from /proc, which this system does not have"
 
 
-def extra_bytes(name: str, problem: Problem, method: Smyrf | None, threads: int, backend: str | None) -> int:
+def extra_bytes(name: str, problem: Problem, method: Smyrf | Tangent | None, threads: int, backend: str | None) -> int:
     """Bytes that a call of a contender needs beyond its inputs, gradients included."""
     request = json.dumps(
         {
             "name": name,
             "problem": dataclasses.asdict(problem),
-            "method": None if method is None else dataclasses.asdict(method),
+            "method": None if method is None else method_to_dict(method),
             "threads": threads,
             "backend": backend,
         }
@@ -52,11 +52,12 @@ def extra_bytes(name: str, problem: Problem, method: Smyrf | None, threads: int,
 def _measure(request: str) -> int:
     data = json.loads(request)
     torch.set_num_threads(data["threads"])
-    method = None if data["method"] is None else Smyrf(**data["method"])
+    method = None if data["method"] is None else method_from_dict(data["method"])
+    assert method is None or isinstance(method, Smyrf | Tangent)
     problem = Problem(**data["problem"])
     run = contender(data["name"], method, data["backend"])
     # A small call first: what libraries set up once belongs to no call.
-    small = 256 if method is None else 4 * method.cluster_size
+    small = 4 * method.cluster_size if isinstance(method, Smyrf) else 256
     once(run, dataclasses.replace(problem, batch=1, length=min(small, problem.length)))()
     call = once(run, problem)
     gc.collect()

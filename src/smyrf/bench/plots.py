@@ -52,7 +52,7 @@ def plot(measurements: list[Measurement], path: Path, title: str) -> list[Path]:
 
 def _draw(axis: Any, measurements: list[Measurement], value: Any, label: str) -> dict[str, Any]:
     handles: dict[str, Any] = {}
-    ours = [name for name in dict.fromkeys(one.label for one in measurements) if name.startswith("smyrf")]
+    ours = [name for name in dict.fromkeys(one.label for one in measurements) if name.startswith(("smyrf", "tangent"))]
     for name in dict.fromkeys(one.label for one in measurements):
         points = [(one.problem.length, value(one)) for one in measurements if one.label == name]
         points = [(x, y) for x, y in points if y is not None]

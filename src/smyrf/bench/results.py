@@ -20,7 +20,7 @@ import torch
 import smyrf
 from smyrf.bench.cases import Problem
 from smyrf.bench.contenders import SDPA
-from smyrf.methods import Smyrf
+from smyrf.methods import Smyrf, Tangent, method_to_dict
 from smyrf.tuning.crossover import cpu
 
 
@@ -36,21 +36,30 @@ class Measurement:
 
     problem: Problem
     name: str
-    method: Smyrf | None
+    method: Smyrf | Tangent | None
     seconds: float | None = None
     extra_bytes: int | None = None
     skipped: str | None = None
 
     @property
     def label(self) -> str:
-        """The name with the rounds and the cluster size.
+        """The name with the rounds and the cluster size, or with the budget.
 
         Example:
             >>> problem = Problem(1, 4, 1024, 64, "float32", False)
             >>> Measurement(problem, "smyrf", Smyrf(4, 64)).label
             'smyrf 4×64'
+            >>> Measurement(problem, "tangent", Tangent(256, levels=2)).label
+            'tangent 256, 2 levels'
         """
-        return self.name if self.method is None else f"{self.name} {self.method.n_hashes}×{self.method.cluster_size}"
+        if isinstance(self.method, Smyrf):
+            return f"{self.name} {self.method.n_hashes}×{self.method.cluster_size}"
+        if isinstance(self.method, Tangent):
+            levels = (
+                "" if self.method.levels is None else f", {self.method.levels} level{'s' * (self.method.levels > 1)}"
+            )
+            return f"{self.name} {self.method.budget}{levels}"
+        return self.name
 
 
 def baseline(measurements: list[Measurement], one: Measurement, name: str) -> Measurement | None:
@@ -101,7 +110,7 @@ def save(path: Path, command: str, threads: int, config: dict[str, Any], measure
             {
                 **asdict(one.problem),
                 "contender": one.name,
-                "method": None if one.method is None else asdict(one.method),
+                "method": None if one.method is None else method_to_dict(one.method),
                 "seconds": one.seconds,
                 "extra_bytes": one.extra_bytes,
                 "skipped": one.skipped,

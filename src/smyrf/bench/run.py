@@ -16,7 +16,7 @@ from smyrf.bench.contenders import DENSE, SDPA, contender, needed_bytes
 from smyrf.bench.results import Measurement
 from smyrf.bench.table import duration
 from smyrf.bench.timing import once, seconds
-from smyrf.methods import Smyrf
+from smyrf.methods import Smyrf, Tangent
 
 
 def run(
@@ -63,9 +63,14 @@ def run(
     return measurements
 
 
-def _contenders(plan: Plan) -> list[tuple[str, Smyrf | None]]:
-    ours: list[tuple[str, Smyrf | None]] = [("smyrf", method) for method in plan.methods]
-    return [*ours, ("eager smyrf", plan.methods[0]), (SDPA, None), (DENSE, None)]
+def _contenders(plan: Plan) -> list[tuple[str, Smyrf | Tangent | None]]:
+    found: list[tuple[str, Smyrf | Tangent | None]] = [
+        ("smyrf" if isinstance(method, Smyrf) else "tangent", method) for method in plan.methods
+    ]
+    first = next((method for method in plan.methods if isinstance(method, Smyrf)), None)
+    if first is not None:
+        found.append(("eager smyrf", first))
+    return [*found, (SDPA, None), (DENSE, None)]
 
 
 def _time_all(plan: Plan, problem: Problem, backend: str | None, progress: Progress, task: TaskID) -> list[Measurement]:
@@ -87,7 +92,7 @@ def _time_all(plan: Plan, problem: Problem, backend: str | None, progress: Progr
 
 def _why_not(one: Measurement) -> str | None:
     p = one.problem
-    if one.name == "eager smyrf" and one.method is not None and p.length % one.method.cluster_size:
+    if one.name == "eager smyrf" and isinstance(one.method, Smyrf) and p.length % one.method.cluster_size:
         return "length is not a multiple of the cluster size"
     needed = needed_bytes(one.name, p, one.method)
     available = _available_bytes()

@@ -32,7 +32,7 @@ def table(measurements: list[Measurement], title: str, backward: bool) -> Table:
         fresh = one.problem != previous
         previous = one.problem
         speed, memory = speedup(measurements, one), memory_ratio(measurements, one)
-        ours = one.name == "smyrf"
+        ours = one.name in ("smyrf", "tangent")
         found.add_row(
             str(one.problem.batch) if fresh else "",
             f"{one.problem.length:,}" if fresh else "",
