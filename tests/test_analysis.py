@@ -43,7 +43,7 @@ def test_minilm_gives_six_layers_of_real_attention(minilm):
 
 
 def test_errors_on_a_pretrained_model_are_those_that_were_measured(minilm):
-    """The prototype had 0.63 and 0.46 at 128 and 256 key visits with its best rounds × clusters."""
+    """At 128 and 256 key visits, with the best rounds × clusters: 0.66 and 0.48 on eight documents."""
 
     def mean(method):
         errors = output_errors(minilm, method)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from smyrf import Tangent, attention
+from smyrf import Dense, Tangent, attention
 from smyrf.analysis.error import output_errors
 from smyrf.kernels import attend
 from smyrf.kernels.workspace import workspace
@@ -132,6 +132,34 @@ def test_masked_keys_are_spread_over_all_branches():
 def test_degenerate_vectors_have_a_tree_too(values):
     queries, _, keys, _ = tree.tree_orders(values, values, None, 8, 4)
     assert sorted(queries[0].tolist()) == sorted(keys[0].tolist()) == list(range(64))
+
+
+@pytest.mark.parametrize("n_different", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("d", [16, 64, 128])
+def test_few_different_keys_are_no_problem(n_different, d):
+    """As in a blank image, or with padding that is not masked: covariances without full rank."""
+    q, k, v = torch.randn(3, 1, 2, 512, d).unbind()
+    k[:, 0, n_different:] = k[:, 0, :1]  # the other head is as it was
+    out = attention(q, k, v, method=Tangent(64))
+    assert out.isfinite().all()
+    assert torch.equal(out[:, 1:], attention(q[:, 1:], k[:, 1:], v[:, 1:], method=Tangent(64)))
+
+
+@pytest.mark.parametrize("factor", [5e4, 1e10, 1e20])
+def test_one_huge_key_is_no_problem(factor):
+    q, k, v = torch.randn(3, 1, 2, 512, 32).unbind()
+    k[:, :, 7] *= factor
+    assert attention(q, k, v, method=Tangent(64)).isfinite().all()
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_masked_keys_take_no_place_however_large_the_numbers(which):
+    """Squares overflow, but 30 valid keys fit into 64 places: the result is exact."""
+    inputs = list(torch.randn(3, 1, 2, 512, 16).unbind())
+    inputs[which] = inputs[which] * 1e20
+    mask = (torch.arange(512) < 30)[None]
+    out, exact = (attention(*inputs, method=method, key_mask=mask) for method in (Tangent(128), Dense()))
+    torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-4 * float(exact.abs().max()))
 
 
 # --- which keys are kept ------------------------------------------------------------------------------
@@ -281,6 +309,23 @@ def test_it_is_deterministic_and_needs_no_seed(n_levels):
     assert all(torch.equal(outs[0], out) for out in outs)
 
 
+def test_it_leaves_pytorchs_generator_alone():
+    q, k, v = problem()
+    before = torch.get_rng_state()
+    attention(q, k, v, method=method_of(1), enable_gqa=True)
+    assert torch.equal(before, torch.get_rng_state())
+    attention(q, k, v, method=method_of(1), enable_gqa=True, dropout_p=0.1)
+    assert not torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_forward_mode_is_refused(backend):
+    q, k, v = problem(heads=2)
+    run = lambda k: attention(q, k, v, method=method_of(1), backend=backend)  # noqa: E731
+    with pytest.raises(RuntimeError, match="forward-mode derivatives are not defined"):
+        torch.func.jvp(run, (k,), (torch.ones_like(k),))
+
+
 @levelled
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_row_does_not_depend_on_the_batch_around_it(n_levels, masked):
@@ -321,7 +366,7 @@ def test_constant_values_give_constant_output(
     q, k = torch.randn(2, 2, n, d).to(dtype), torch.randn(2, 1, m, d).to(dtype)
     v = torch.ones(2, 1, m, e, dtype=dtype)
     mask = None if share is None else torch.rand(2, m) < share
-    method = Tangent(budget, n_levels, cluster_size, n_near, n_far, rank)
+    method = Tangent(budget, levels=n_levels, cluster_size=cluster_size, n_near=n_near, n_far=n_far, rank=rank)
     out = attention(q, k, v, method=method, key_mask=mask, is_causal=is_causal, enable_gqa=True)
     visible = torch.ones(2, n, m, dtype=torch.bool) if mask is None else mask[:, None].expand(2, n, m)
     if is_causal:

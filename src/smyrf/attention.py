@@ -14,7 +14,7 @@ from torch import Tensor
 from smyrf.causal import causal_groups
 from smyrf.grouping import group
 from smyrf.kernels import attend, check_backend
-from smyrf.methods import Method, PerHead, check_method
+from smyrf.methods import Method, PerHead, Smyrf, check_method
 from smyrf.seeds import check_generator, draw_seed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -152,10 +152,11 @@ def seeded_attention(
         gqa = q.shape[1] != k.shape[1]
         out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
     else:
-        seed = draw_seed(generator)
+        # Only what is random draws a number: PyTorch's own generator is left alone otherwise.
+        seed = draw_seed(generator if isinstance(method, Smyrf) else 0)
         make = causal_groups if is_causal else group
         groups = make(q, k, v, method, seed=seed, scale=scale, key_mask=key_mask)
-        if dropout_p > 0.0 and dropout_generator is not generator:
+        if dropout_p > 0.0 and (dropout_generator is not generator or not isinstance(method, Smyrf)):
             seed = draw_seed(dropout_generator)
         out, _ = attend(q, k, v, groups, scale=scale, dropout_p=dropout_p, seed=seed, backend=backend)
     return out.reshape(*lead, *out.shape[-2:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import KW_ONLY, asdict, dataclass, fields
 from typing import Any, TypeAlias
 
 from smyrf.sizes import Level, default_levels, size_levels, visits
@@ -112,6 +112,7 @@ class Tangent:
     """
 
     budget: float | int = 0.25
+    _: KW_ONLY
     levels: int | None = None
     cluster_size: int | None = None
     n_near: int | None = None

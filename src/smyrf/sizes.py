@@ -91,6 +91,8 @@ def size_levels(
         >>> size_levels(512, 512, 512, 1)  # all keys: dense
         ()
     """
+    if n_queries < 1 or n_keys < 1:
+        raise ValueError(f"{n_queries=} and {n_keys=} must be at least 1")
     if budget >= n_keys:
         return ()
     half = 0.5 if default_levels(n_keys, budget) > 1 else 1.0
@@ -133,12 +135,10 @@ def default_levels(n_keys: int, budget: float) -> int:
     """How many levels give the smallest error in a given time: one up to the measured crossover.
 
     One level has won up to 16,384 keys at any budget, and beyond up to M/u = 32; two have won from there on. Three have
-    not up to 65,536 keys, but at some length even the coarse clusters of two are too many.
+    not, up to 65,536 keys.
 
     Example:
         >>> default_levels(512, 128), default_levels(65536, 512)
         (1, 2)
     """
-    if n_keys < CROSSOVER_KEYS or n_keys / budget < CROSSOVER_RATIO:
-        return 1
-    return 2 if n_keys / budget < 16 * CROSSOVER_RATIO else 3
+    return 1 if n_keys < CROSSOVER_KEYS or n_keys / budget < CROSSOVER_RATIO else 2

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from smyrf.forward_mode import refuse_forward_mode
 from smyrf.groups import Extra, Groups, pack, unpack
 from smyrf.kernels import within
 from smyrf.kernels.chunks import Rows, Walk, units
@@ -39,19 +39,9 @@ def attend(
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results as in `smyrf.kernels.attend`."""
-    if not torch.compiler.is_compiling() and any(_is_dual(x) for x in (q, k, v)):
-        raise RuntimeError(
-            "forward-mode derivatives are not defined for backend='torch', and would come out as zero: "
-            "pass backend='reference'"
-        )
+    refuse_forward_mode((q, k, v), "backend='torch'", "pass backend='reference'")
     tensors, layout = pack(groups)
     return _attend(q, k, v, tensors, layout, scale, dropout_p, seed)
-
-
-def _is_dual(x: Tensor) -> bool:
-    if forward_ad._current_level < 0:
-        return False
-    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 @torch.library.custom_op("smyrf::attend", mutates_args=())

@@ -71,6 +71,10 @@ class Candidates:
         keys = vectors[..., : centroids.shape[-1]]
         shape = (*centroids.shape[:2], keys.shape[1])
         scores = torch.bmm(centroids, keys.transpose(1, 2), out=scratch.get("T", shape, keys.dtype))
+        return self.hide(scores, at)
+
+    def hide(self, scores: Tensor, at: slice) -> Tensor:
+        """Puts -inf where a candidate is masked, in place."""
         if self.hidden is not None:
             scores.masked_fill_(self.of(self.hidden, at)[:, None], -torch.inf)
         return scores

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smyrf.forward_mode import refuse_forward_mode
 from smyrf.groups import Extra, Groups
 from smyrf.kernels.workspace import Workspace, workspace
 from smyrf.methods import Tangent
@@ -50,6 +51,7 @@ def tangent_groups(
         >>> groups.shape, groups.extra.bias.shape
         ((2, 32, 16, 76), torch.Size([2, 32, 8]))
     """
+    refuse_forward_mode((k, v), f"method={method}", "use backward")
     levels = method.sizes(k.shape[2], q.shape[2])
     sizes = [size for level in levels for size in level]
     *extra, queries, keys, _, _, _ = _tangent(q.detach(), k, v, key_mask, scale, sizes, method.rank)
@@ -160,7 +162,7 @@ def _descend(
         by_parent = (len(keys.candidates), n_rows * level.n_clusters // len(keys.candidates))  # A, f
         centroids = _average(mean, level)  # (R, L, D)
         variance = _average(square, level).sub_(centroids.square()).clamp_(min=0.0)
-        spread = (variance * key_variance[:, None]).sum(-1).sqrt_().view(*by_parent, 1)
+        spread = near.finite((variance * key_variance[:, None]).sum(-1).sqrt_()).view(*by_parent, 1)
         centroids = centroids.view(*by_parent, -1)
         kept = order.new_empty(*by_parent, level.n_near)
         vectors = centroids.new_empty(*by_parent, level.n_far, keys.vectors.shape[-1])  # of far keys
@@ -172,6 +174,7 @@ def _descend(
             scores = keys.score(q_here, here, at, scratch)  # (a, f, n)
             of_key, weight, branches = (keys.of(x, at)[:, None] for x in known)  # (a, 1, n) each
             ranks = near.score(scores, spread[at, part], of_key, weight, scratch)
+            keys.hide(ranks, at)
             if has_room:
                 first = torch.arange(at.start, at.stop, device=q.device) * by_parent[1] % level.n_clusters + part.start
                 near.prefer_own(ranks, branches // n_leaves - first[:, None, None])

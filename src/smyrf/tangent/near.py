@@ -23,33 +23,35 @@ def key_spread(k: Tensor, query_variance: Tensor, mask: Tensor | None, scratch: 
     σ² = Σ_d var_q[d] (k_d − k̄_d)², divided by its mean over the valid keys.
 
     Args:
-        k: ``(R, M, D)``, finite, zero where masked.
+        k: ``(R, M, D)``, finite.
         query_variance: var_q ``(R, D)``.
         mask: ``(R, M)`` bool, True = may be attended to, or None.
 
     Returns:
         relative σ ``(R, M)``, and the variances of the keys' coordinates ``(R, D)``.
     """
-    some = k if mask is not None else k[:, :: max(1, k.shape[1] // MAX_SAMPLES)].contiguous()
+    some = k[:, :: max(1, k.shape[1] // MAX_SAMPLES)].contiguous() if mask is None else k * mask[..., None]
     count = _count(some, mask)  # (R or 1, 1, 1)
     mean = _sum(some) / count  # (R, 1, D)
     square = _sum(some.square()) / count  # (R, 1, D)
     variance = (square - mean.square()).clamp_(min=0.0)[:, 0]  # (R, D)
     total = (query_variance * variance).sum(-1, keepdim=True).clamp_(min=torch.finfo(k.dtype).tiny)  # (R, 1)
-    return _distances(k, mean, (query_variance / total).sqrt_()[:, None], scratch), variance
+    spread = _distances(k, mean, (query_variance / total).sqrt_()[:, None], scratch)
+    return finite(spread), variance  # squares of huge numbers overflow: these are ranked by their scores alone
 
 
 def value_weight(v: Tensor, mask: Tensor | None, scratch: Workspace) -> Tensor:
     """½ log ‖v − v̄‖² relative to its mean over the valid keys, bounded below: ``(R, M)``.
 
     Args:
-        v: ``(R, M, E)``, finite, zero where masked.
+        v: ``(R, M, E)``, finite.
     """
     count = _count(v, mask)
-    away = _distances(v, _sum(v) / count, None, scratch).square_()  # (R, M)
+    mean = _sum(v if mask is None else v * mask[..., None]) / count  # (R, 1, E)
+    away = _distances(v, mean, None, scratch).square_()  # (R, M)
     valid = away if mask is None else away * mask
-    mean = (valid.sum(1, keepdim=True) / count[..., 0]).clamp_(min=torch.finfo(v.dtype).tiny)  # (R, 1)
-    return away.div_(mean).add_(1e-4).log_().mul_(0.5)
+    typical = (valid.sum(1, keepdim=True) / count[..., 0]).clamp_(min=torch.finfo(v.dtype).tiny)  # (R, 1)
+    return finite(away.div_(typical).add_(1e-4).log_().mul_(0.5))
 
 
 def finite(x: Tensor) -> Tensor:

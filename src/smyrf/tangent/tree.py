@@ -90,12 +90,14 @@ def basis(q: Tensor, k: Tensor, key_mask: Tensor | None, rank: int) -> Tensor:
         k: ``(R, M, D)``, finite.
         key_mask: ``(R, M)`` bool, True = may be attended to, or None.
     """
-    sigma_q, sigma_k = _covariance(_sample(q), None), _covariance(k if key_mask is not None else _sample(k), key_mask)
-    width = q.shape[-1]
-    floor = sigma_k.diagonal(dim1=-2, dim2=-1).sum(-1).mul(1e-6).clamp(min=1e-12)  # a root needs full rank
-    root = torch.linalg.cholesky(sigma_k + floor[:, None, None] * torch.eye(width, dtype=k.dtype, device=k.device))
+    sigma_q = _covariance(_sample(q), None).double()
+    sigma_k = _covariance(k if key_mask is not None else _sample(k), key_mask).double()
+    # A root needs full rank, which few different keys do not give: the floor is well above float32's rounding.
+    floor = sigma_k.diagonal(dim1=-2, dim2=-1).sum(-1).mul(1e-5).clamp(min=1e-12)  # (R,)
+    sigma_k.diagonal(dim1=-2, dim2=-1).add_(floor[:, None])
+    root = torch.linalg.cholesky(sigma_k)
     _, vectors = torch.linalg.eigh(root.transpose(1, 2) @ sigma_q @ root)  # ascending
-    return root @ vectors[..., -rank:]
+    return (root @ vectors[..., -rank:]).to(k.dtype)
 
 
 def _sample(x: Tensor) -> Tensor:
