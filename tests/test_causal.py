@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from smyrf import Dense, Smyrf, attention
-from smyrf.causal import BASE_LENGTH, causal_groups
+from smyrf import Dense, Smyrf, Tangent, attention
+from smyrf.causal import BASE_LENGTH, causal_groups, causal_key_visits
 
 SEED = torch.tensor(5)
 
@@ -23,6 +23,31 @@ def test_with_exact_parts_every_allowed_pair_meets_once(n, m):
             pair = pair * (queries >= 0)[:, None] * (keys >= 0)
             met.index_put_((queries.clamp(min=0)[:, None], keys.clamp(min=0)), pair, accumulate=True)
     assert torch.equal(met, torch.ones(n, m).tril())
+
+
+@pytest.mark.parametrize(("n", "m"), [(1024, 1024), (2048, 2048), (1500, 700), (300, 300)])
+def test_key_visits_are_those_that_are_made(n, m):
+    """Counted in the lists themselves, for SMYRF, which has no costs besides."""
+    q, k = torch.randn(1, 1, n, 4), torch.randn(1, 1, m, 4)
+    method = Smyrf(3, 32)
+    met = 0
+    for g in causal_groups(q, k, k, method, seed=SEED, scale=1.0):
+        filled = (g.queries >= 0).sum(-1), (g.keys >= 0).sum(-1)
+        pairs = filled[0] * filled[1]
+        met += int((filled[0] * (filled[0] + 1) // 2 if g.causal else pairs).sum())
+    assert 0.97 < causal_key_visits(method, n, m) / (met / n) < 1.1
+
+
+@pytest.mark.parametrize("n_levels", [1, 2])
+def test_tangent_never_sees_later_keys_and_values(n_levels):
+    q, k, v = torch.randn(3, 1, 2, 900, 6).unbind()
+    method = Tangent(40, levels=n_levels)
+    base = attention(q, k, v, method=method, is_causal=True)
+    for i in (0, 255, 449, 450, 600, 898):
+        k2, v2 = k.clone(), v.clone()
+        k2[:, :, i + 1 :], v2[:, :, i + 1 :] = 7 * torch.randn(2, 899 - i, 6), 1e4
+        other = attention(q, k2, v2, method=method, is_causal=True)
+        torch.testing.assert_close(base[:, :, : i + 1], other[:, :, : i + 1], atol=1e-6, rtol=1e-6)
 
 
 def test_lists_hold_no_later_key():

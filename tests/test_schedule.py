@@ -200,3 +200,32 @@ def test_a_state_that_does_not_fit_changes_nothing():
         with pytest.raises(ValueError, match="state is"):
             schedule.load_state_dict(state)
     assert layer.method == Tangent(0.5)
+
+
+def test_a_short_sequence_teaches_nothing_and_undoes_nothing():
+    """At 50 tokens the method is exact: an error of zero must not lower what 400 tokens need."""
+    model = MultiheadAttention(32, 4, batch_first=True, method=Tangent(64))
+    schedule = AdaptiveSchedule(model, max_error=0.05, every=1)
+    budgets = []
+    for i in range(6):
+        x = torch.randn(1, (400, 50)[i % 2], 32)
+        model(x, x, x)
+        schedule()
+        budgets.append(model.method.budget)
+    assert budgets == sorted(budgets)
+    assert budgets[-1] > 80
+    assert {seen.step for seen in schedule.history} == {0, 2, 4}
+
+
+def test_sizes_that_do_not_follow_from_the_budget_are_refused():
+    model = SmyrfAttention(Tangent(0.2, n_near=30))
+    with pytest.raises(ValueError, match="has its own n_near"):
+        AdaptiveSchedule(model, max_error=0.05)
+
+
+@pytest.mark.parametrize(
+    "change", [{"low": "a"}, {"factor": None}, {"shares": 0.5}, {"shares": ("a", "b")}, {"seed": 2**63}, {"every": 0}]
+)
+def test_bad_numbers_are_named(change):
+    with pytest.raises((TypeError, ValueError), match=next(iter(change))):
+        AdaptiveSchedule(SmyrfAttention(Tangent(0.2)), max_error=0.05, **change)

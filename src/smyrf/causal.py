@@ -13,6 +13,7 @@ Shapes: batch, heads, N queries, M keys, P plain problems of a level, each of â‰
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -60,9 +61,7 @@ def causal_groups(
     batch, heads, n_queries, _ = q.shape
     n_keys = k.shape[2]
     length = min(n_queries, n_keys)
-    n_blocks = 1
-    while n_blocks * BASE_LENGTH < length:
-        n_blocks *= 2
+    n_blocks = _n_blocks(length)
     edges = [i * length // n_blocks for i in range(n_blocks + 1)]
 
     diagonal = _ranges(edges[:-1], edges[1:], q.device)  # (P, n)
@@ -83,6 +82,36 @@ def causal_groups(
     for queries_of, keys_of in plain:
         lists += _between(q, k, v, queries_of, keys_of, method, seed=seed, scale=scale, key_mask=key_mask)
     return lists
+
+
+def causal_key_visits(method: Method, n_queries: int, n_keys: int) -> int:
+    """Keys that a query is compared with, in the mean over the queries: on the diagonal, and in each plain part.
+
+    A budget is that of a part, so that a query spends it once for each level it is in the later half of.
+
+    Example:
+        >>> from smyrf import Dense, Tangent
+        >>> causal_key_visits(Dense(), 4096, 4096), causal_key_visits(Tangent(128), 4096, 4096)
+        (2049, 385)
+    """
+    length = min(n_queries, n_keys)
+    n_blocks = _n_blocks(length)
+    total = length * (length / n_blocks + 1) / 2  # on the diagonal
+    while n_blocks > 1:
+        half = -(-length // n_blocks)  # of a part: so many queries on so many keys
+        n_blocks //= 2
+        total += n_blocks * half * method.key_visits(half, half)
+    if n_queries > n_keys:
+        total += (n_queries - n_keys) * method.key_visits(n_keys, n_queries - n_keys)
+    return math.ceil(total / n_queries)
+
+
+def _n_blocks(length: int) -> int:
+    """Exact blocks on the diagonal, a power of two."""
+    n_blocks = 1
+    while n_blocks * BASE_LENGTH < length:
+        n_blocks *= 2
+    return n_blocks
 
 
 def _ranges(first: list[int], last: list[int], device: torch.device) -> Tensor:

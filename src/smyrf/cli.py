@@ -296,14 +296,15 @@ def demo(
 
     from smyrf.bench import command, peak
     from smyrf.demo import run_demo
-    from smyrf.methods import Smyrf
+    from smyrf.methods import Smyrf, Tangent
 
     console = Console()
     run_demo(output, console)
     if benchmark:
         shapes = [(1, 1024), (1, 4096), (1, 16384)]
+        methods: list[Smyrf | Tangent] = [Smyrf(4, 64), Tangent(256)]
         command.bench(
-            command.plan(None, shapes, [Smyrf(4, 64)], heads=4, width=64, dtype="float32", backward=False),
+            command.plan(None, shapes, methods, heads=4, width=64, dtype="float32", backward=False),
             "smyrf bench",
             threads=torch.get_num_threads(),
             memory=peak.can_measure() is None,

@@ -6,7 +6,6 @@ both are there without a download from a hub.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +19,7 @@ from smyrf.analysis.capture import Captured
 from smyrf.analysis.encoders import minilm_attention
 from smyrf.analysis.error import output_errors
 from smyrf.bench.quality.cases import family, label
+from smyrf.json_files import write_json
 from smyrf.methods import Method, Smyrf, Tangent
 
 LENGTH = 512
@@ -148,8 +148,6 @@ def run_demo(output: Path, console: Console) -> None:
         calls = minilm_attention(N_DOCUMENTS, LENGTH)
     rows = error_rows(calls, console)
     console.print(error_table(rows))
-    temporary = output / "error.json.tmp"
-    temporary.write_text(json.dumps(rows, indent=1) + "\n")
-    temporary.replace(output / "error.json")
+    write_json(output / "error.json", rows)
     for file in (output / "error.json", *plot_errors(rows, output / "error")):
         console.print(f"written: {file}")

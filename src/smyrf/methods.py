@@ -319,6 +319,8 @@ def method_from_dict(data: object) -> Method:
     for name in options:
         if name not in known:
             raise ValueError(f"{kind} has no option {name!r}; it has {', '.join(known) or 'none'}")
+    if kind == "per_head" and "methods" not in options:
+        raise ValueError("per_head: methods missing")
     if isinstance(options.get("methods"), list):
         options["methods"] = tuple(method_from_dict(one) for one in options["methods"])
     try:

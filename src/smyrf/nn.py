@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from smyrf.attention import check_dropout, check_scale, seeded_attention
-from smyrf.methods import Dense, Method, Smyrf, check_method
+from smyrf.methods import Dense, Method, PerHead, Smyrf, check_method
 from smyrf.seeds import check_generator
 
 __all__ = ["MultiheadAttention", "SmyrfAttention"]
@@ -139,6 +139,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         self._qkv_same_embed_dim = False
         self.method = Smyrf() if method is None else method
         check_method(self.method)
+        if isinstance(self.method, PerHead) and len(self.method.methods) != num_heads:
+            raise ValueError(f"method has {len(self.method.methods)} methods for {num_heads=}")
         check_generator(seed, "seed")
         self.seed = seed
         self.observer: Observer | None = None

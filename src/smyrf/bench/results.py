@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
@@ -20,6 +19,7 @@ import torch
 import smyrf
 from smyrf.bench.cases import Problem
 from smyrf.bench.contenders import SDPA
+from smyrf.json_files import write_json
 from smyrf.methods import Smyrf, Tangent, method_to_dict
 from smyrf.tuning.crossover import cpu
 
@@ -135,10 +135,7 @@ def write(path: Path, command: str, threads: int, config: dict[str, Any], rows: 
         "config": config,
         "results": rows,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(data, indent=1) + "\n")
-    temporary.replace(path)
+    write_json(path, data)
 
 
 def _commit() -> str | None:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from smyrf.analysis.capture import CaptureAttention
 from smyrf.attention import attention, four_axes
-from smyrf.methods import Dense
+from smyrf.causal import causal_key_visits
+from smyrf.methods import Dense, Method
 
 # A float mask hides by -inf or by a number like this one; what is greater is a bias.
 HIDDEN = -1e4
@@ -50,6 +51,12 @@ class Call:
     @property
     def n_keys(self) -> int:
         return self.k.shape[2]
+
+    def key_visits(self, method: Method) -> int:
+        """Keys that a query would be compared with; in causal attention the mean over queries."""
+        if self.is_causal:
+            return causal_key_visits(method, self.n_queries, self.n_keys)
+        return method.key_visits(self.n_keys, self.n_queries)
 
     def take(self, documents: list[int]) -> Call:
         """Some rows of the batch.
@@ -125,6 +132,8 @@ def given_calls(qkv: Sequence[Any]) -> list[Call]:
             attention(first, k, v, method=Dense(), scale=scale, enable_gqa=True)
         except (TypeError, ValueError) as error:
             raise type(error)(f"layer {i}: {error}") from error
+        if q.numel() == 0:
+            raise ValueError(f"layer {i}: q has the shape {tuple(q.shape)}, and with it nothing to measure an error on")
         calls.append(_call(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, None, False))
     if not calls:
         raise ValueError("there is no layer to tune")

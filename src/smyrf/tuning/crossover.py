@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ import torch
 
 import smyrf
 from smyrf.attention import attention
+from smyrf.json_files import write_json
 from smyrf.methods import Dense, Method, method_to_dict
 from smyrf.tuning.calls import Call
 
@@ -150,19 +151,12 @@ def _read() -> dict[str, Timing]:
     try:
         data = json.loads(cache_file().read_text())
         found = {str(key): Timing(float(dense), float(method)) for key, (dense, method) in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
     return {key: one for key, one in found.items() if one.dense > 0 and one.method > 0}
 
 
 def _write(timings: dict[str, Timing]) -> None:
     file = cache_file()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=file.parent, prefix=file.name, suffix=".tmp", delete=False
-        ) as temporary:
-            json.dump(timings, temporary, indent=1)
-        os.replace(temporary.name, file)
-    except OSError:
-        return
+    with suppress(OSError):
+        write_json(file, timings)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from smyrf.json_files import write_json
 from smyrf.methods import Method, PerHead, Smyrf, Tangent, check_method, method_from_dict, method_to_dict
 
 COLUMNS = ("layer", "method", "key visits", "error", "speed-up", "why")
@@ -22,7 +23,7 @@ class LayerPlan:
     Args:
         index: of the call in the model, from 0.
         method: what was chosen.
-        key_visits: keys that a query is compared with, out of `n_keys`.
+        key_visits: keys that a query is compared with, out of `n_keys`; in causal attention the mean over queries.
         error: estimated relative error of the output, on the worst of the documents.
         speedup: expected, times faster than dense attention; None if it was not measured.
         reason: why this one.
@@ -103,10 +104,7 @@ class Plan:
         """Writes JSON, under a temporary name first: a kill leaves the old file or the new one."""
         rows = [{**vars(layer), "method": method_to_dict(layer.method)} for layer in self.layers]
         data = {"max_error": self.max_error, "machine": self.machine, "layers": rows}
-        path = Path(path)
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(json.dumps(data, indent=1) + "\n")
-        temporary.replace(path)
+        write_json(Path(path), data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -117,14 +115,17 @@ class Plan:
         """
         try:
             data = json.loads(Path(path).read_text())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON: {error}") from error
         try:
             _check_names(data, Plan)
             if not isinstance(data["layers"], list) or not data["layers"]:
                 raise ValueError("layers must be a list of layers")
             layers = tuple(_layer(i, one) for i, one in enumerate(data["layers"]))
-            return cls(layers, _number("max_error", data["max_error"]), str(data["machine"]))
+            max_error = _number("max_error", data["max_error"])
+            if not 0.0 < max_error < 1.0:
+                raise ValueError(f"{max_error=} must be between 0 and 1")
+            return cls(layers, max_error, str(data["machine"]))
         except ValueError as error:
             raise ValueError(f"{path} is not a plan: {error}") from error
 
@@ -137,6 +138,8 @@ def _layer(i: int, data: Any) -> LayerPlan:
         for name in ("index", "key_visits", "n_keys"):
             if type(data[name]) is not int or data[name] < (name != "index"):
                 raise ValueError(f"{name}={data[name]!r} is not a count")
+        if data["index"] != i:
+            raise ValueError(f"index={data['index']} is out of order")
         return LayerPlan(
             data["index"],
             method,
@@ -161,8 +164,8 @@ def _check_names(data: Any, kind: type[Plan] | type[LayerPlan]) -> None:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name}={value!r} is not a number from 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
+        raise ValueError(f"{name}={value!r:.20} is not a number from 0")  # a number may have hundreds of digits
     return float(value)
 
 

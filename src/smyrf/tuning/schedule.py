@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from smyrf.methods import Method, Smyrf, Tangent, method_from_dict, method_to_di
 from smyrf.nn import MultiheadAttention, SmyrfAttention
 from smyrf.tuning.calls import Call
 from smyrf.tuning.estimate import Sample
-from smyrf.tuning.search import check_target
+from smyrf.tuning.search import check_counts, check_seed, check_target
 
 
 class Observation(NamedTuple):
@@ -88,16 +89,15 @@ class AdaptiveSchedule:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
         check_target(max_error)
-        for name, value, least in (("every", every, 1), ("rows", rows, 1), ("seed", seed, 0)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name}={value!r} must be an int")
-            if value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
-        if not 0.0 <= low < 1.0:
-            raise ValueError(f"{low=} must be in [0, 1)")
-        if not 1.0 < factor < math.inf:
-            raise ValueError(f"{factor=} must be greater than 1")
-        if len(shares) != 2 or not 0.0 < shares[0] <= shares[1] <= 1.0:
+        check_counts(every=every, rows=rows)
+        check_seed(seed)
+        if not _is_number(low) or not 0.0 <= low < 1.0:
+            raise ValueError(f"{low=} must be a number in [0, 1)")
+        if not _is_number(factor) or not 1.0 < factor < math.inf:
+            raise ValueError(f"{factor=} must be a number greater than 1")
+        if not isinstance(shares, Sequence) or len(shares) != 2 or not all(_is_number(share) for share in shares):
+            raise TypeError(f"{shares=} must be two numbers")
+        if not 0.0 < shares[0] <= shares[1] <= 1.0:
             raise ValueError(f"{shares=} must be two rising numbers in (0, 1]")
         self.layers: dict[str, SmyrfAttention | MultiheadAttention] = {
             name: module
@@ -109,6 +109,9 @@ class AdaptiveSchedule:
                 f"model: {type(model).__name__} has no smyrf.nn.SmyrfAttention or smyrf.nn.MultiheadAttention with a "
                 "Smyrf or Tangent, so there is nothing to schedule"
             )
+        for name, module in self.layers.items():
+            if isinstance(module.method, Tangent) and module.method.n_near is not None:
+                raise ValueError(f"method={module.method} of layer {name!r} has its own n_near, whatever the budget is")
         self.max_error = max_error
         self.every = every
         self.low = low
@@ -149,10 +152,11 @@ class AdaptiveSchedule:
         if isinstance(method, Smyrf):
             per_round = -(-n_keys // method.n_clusters(n_queries, n_keys))
             rounds = math.ceil(method.n_hashes * change) if change > 1 else math.floor(method.n_hashes * change)
-            return replace(method, n_hashes=_within(rounds, least * n_keys / per_round, most * n_keys / per_round))
+            limits = least * n_keys / per_round, most * n_keys / per_round
+            return replace(method, n_hashes=_within(method.n_hashes, rounds, *limits))
         if isinstance(method, Tangent) and isinstance(method.budget, int):
             visits = math.ceil(method.budget * change) if change > 1 else math.floor(method.budget * change)
-            return replace(method, budget=_within(visits, least * n_keys, most * n_keys))
+            return replace(method, budget=_within(method.budget, visits, least * n_keys, most * n_keys))
         if isinstance(method, Tangent):
             return replace(method, budget=min(max(method.budget * change, least), most))
         return method
@@ -182,6 +186,8 @@ class AdaptiveSchedule:
             ]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"state is not that of a schedule: {error!r}") from error
+        if step < 0 or not all(isinstance(method, Smyrf | Tangent) for method in methods.values()):
+            raise ValueError(f"state is not that of a schedule: {step=}, methods {list(methods.values())}")
         if methods.keys() != self.layers.keys():
             raise ValueError(f"state is for the layers {sorted(methods)}, but the model has {sorted(self.layers)}")
         for name, layer in self.layers.items():
@@ -203,10 +209,19 @@ class AdaptiveSchedule:
         q, k, v = (four_axes(x.detach()) for x in (q, k, v))
         key_mask = None if key_mask is None else key_mask.reshape(len(q), k.shape[2])  # (batch, M)
         call = Call(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, key_mask, is_causal)
+        method = self.layers[name].method
+        if len(call.q) == 0 or method.is_exact(call.n_queries, call.n_keys):
+            return  # nothing is approximated at this length, so there is nothing to learn about the budget
         document = call.take([self.step // self.every % len(call.q)])
-        error = Sample(document, self.rows, self.seed + self.step).error(self.layers[name].method)
+        error = Sample(document, self.rows, self.seed + self.step).error(method)
         self._seen[name] = (error, call.n_queries, call.n_keys)
 
 
-def _within(number: int, least: float, most: float) -> int:
-    return max(min(max(number, math.ceil(least)), math.floor(most)), 1)
+def _within(now: int, number: int, least: float, most: float) -> int:
+    """The number within its limits; what is raised does not fall because this sequence is a short one."""
+    bounded = max(min(max(number, math.ceil(least)), math.floor(most)), 1)
+    return max(bounded, now) if number >= now else min(bounded, now)
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)

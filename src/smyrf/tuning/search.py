@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from smyrf.methods import Dense, Method, PerHead, Tangent, check_method
+from smyrf.seeds import SEED_LIMIT
 from smyrf.tuning.calls import Call, given_calls, model_calls
 from smyrf.tuning.crossover import machine, timing
 from smyrf.tuning.estimate import Sample, relative
@@ -76,16 +77,15 @@ def tune(
     """
     check_target(max_error)
     if candidates is not None:
+        if not isinstance(candidates, Sequence):
+            raise TypeError(f"{candidates=} must be a sequence of methods")
         candidates = tuple(candidates)
         if not candidates:
             raise ValueError("candidates=() leaves nothing to choose from")
         for method in candidates:
             check_method(method)
-    for name, value, least in (("documents", documents, 1), ("rows", rows, 1), ("seed", seed, 0)):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{name}={value!r} must be an int")
-        if value < least:
-            raise ValueError(f"{name}={value} must be at least {least}")
+    check_counts(documents=documents, rows=rows)
+    check_seed(seed)
     if not isinstance(fallback, bool):
         raise TypeError(f"{fallback=} must be a bool")
 
@@ -115,6 +115,23 @@ def check_target(max_error: object) -> None:
         raise ValueError(f"{max_error=} must be between 0 and 1")
 
 
+def check_counts(**counts: object) -> None:
+    """Raises unless each is an int from 1."""
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name}={value!r} must be an int")
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+
+
+def check_seed(seed: object) -> None:
+    """Raises unless `seed` is an int that leaves room for further seeds behind it."""
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise TypeError(f"{seed=} must be an int")
+    if not 0 <= seed < SEED_LIMIT:
+        raise ValueError(f"{seed=} must be in [0, 2**62)")
+
+
 def plan_layers(
     calls: Sequence[Call],
     max_error: float,
@@ -127,7 +144,6 @@ def plan_layers(
 ) -> Iterator[LayerPlan]:
     """The choices of `tune`, one after the other, so that a bar can move."""
     for index, call in enumerate(calls):
-        n_queries, n_keys = call.n_queries, call.n_keys
         n_documents = min(documents, len(call.q))
         call = call.take([i * len(call.q) // n_documents for i in range(n_documents)])
         fits: list[Fit] = []
@@ -140,7 +156,7 @@ def plan_layers(
         method, error, speedup = _choose(call, fits, fallback)
         if fits and isinstance(method, Dense):
             reason = AS_FAST
-        yield LayerPlan(index, method, method.key_visits(n_keys, n_queries), n_keys, error, speedup, reason)
+        yield LayerPlan(index, method, call.key_visits(method), call.n_keys, error, speedup, reason)
 
 
 class Fit(NamedTuple):
@@ -166,12 +182,8 @@ class Trials:
     def __init__(self, call: Call, rows: int, seed: int) -> None:
         self.samples = [Sample(call.take([i]), rows, seed + i) for i in range(len(call.q))]
         self.squares = torch.stack([sample.squares for sample in self.samples])  # (documents, heads)
-        self.n_queries, self.n_keys = call.n_queries, call.n_keys
+        self.key_visits = call.key_visits
         self.found: dict[Method, Tensor] = {}
-
-    def key_visits(self, method: Method) -> int:
-        """Of a query at these lengths."""
-        return method.key_visits(self.n_keys, self.n_queries)
 
     def square_errors(self, method: Method) -> Tensor:
         """``(documents, heads)``."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from smyrf.bench.quality.measure import Quality
 
 # Ours in warm colours, peers in blue and grey; the methods before their ablations.
-_OURS = ("#c2410c", "#f59e0b", "#be123c", "#7c2d12")
+_OURS = ("#7c2d12", "#f59e0b", "#c2410c", "#be123c")
 _ABLATIONS = ("#fdba74", "#fca5a5", "#fcd34d", "#d6b48a", "#f0abfc")
 _PEERS = ("#111827", "#1d4ed8", "#60a5fa", "#0e7490", "#6b7280", "#9ca3af", "#a5b4fc", "#cbd5e1")
 _MARKERS = "osD^vP*X"
@@ -91,7 +91,7 @@ def _dress(axis: Any, panel: _Panel) -> None:
 def _looks(families: dict[str, list[Quality]]) -> dict[str, dict[str, Any]]:
     """How each curve is drawn: our methods, then their ablations, then peers."""
     ours = [name for name, members in families.items() if members[0].contender.ours]
-    ablations = [name for name in ours if "," in name and not name.endswith("pairs once")]
+    ablations = [name for name in ours if name.startswith("Smyrf, ") and not name.endswith("pairs once")]
     looks: dict[str, dict[str, Any]] = {}
     for names, colours, style, width, order in (
         ([name for name in ours if name not in ablations], _OURS, "-", 2.4, 4),
