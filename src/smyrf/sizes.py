@@ -19,7 +19,7 @@ from typing import NamedTuple
 ONE_LEVEL, LAST_LEVEL, UPPER_LEVELS = 0.375, 0.22, 0.15
 # Where several levels give a smaller error in the same time: from so many keys on, and so many per visit. There these
 # shares are halved, because scoring and folding take more time per visit than near keys, but less in larger clusters.
-CROSSOVER_KEYS, CROSSOVER_RATIO = 32768, 64
+CROSSOVER_KEYS, CROSSOVER_RATIO = 49152, 64
 # Queries of a cluster of the last level at least, where it is the only one, and where there are several.
 MIN_SIZE, MIN_LAST_SIZE = 16, 8
 MIN_NEAR = 8
@@ -134,8 +134,8 @@ def _power_of_two(x: float) -> int:
 def default_levels(n_keys: int, budget: float) -> int:
     """How many levels give the smallest error in a given time: one up to the measured crossover.
 
-    One level has won up to 16,384 keys at any budget, and beyond up to M/u = 32; two have won from there on. Three have
-    not, up to 65,536 keys.
+    One level has won at 16,384 keys and, by little, at 32,768; two at 65,536 with 64 keys per visit or more. Three have
+    not won anywhere.
 
     Example:
         >>> default_levels(512, 128), default_levels(65536, 512)
