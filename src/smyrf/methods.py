@@ -117,7 +117,7 @@ class Tangent:
     cluster_size: int | None = None
     n_near: int | None = None
     n_far: int | None = None
-    rank: int = 8
+    rank: int = 12
 
     def __post_init__(self) -> None:
         if not isinstance(self.budget, int | float) or isinstance(self.budget, bool):
