@@ -176,7 +176,7 @@ def test_a_key_is_ranked_by_what_it_may_do_to_the_output():
     spread, of_key, weight = torch.tensor([[[0.5], [2.0]]]), torch.tensor([[[1.0, 3.0]]]), torch.tensor([[[0.0, -1.0]]])
     with workspace(CPU) as scratch:
         found = near.score(torch.tensor([[[1.0, 0.0], [0.0, -torch.inf]]]), spread, of_key, weight, scratch)
-    torch.testing.assert_close(found, torch.tensor([[[2.0, 2.0], [4.0, -torch.inf]]]))
+    torch.testing.assert_close(found, torch.tensor([[[2.5, 3.5], [6.0, -torch.inf]]]))
 
 
 def test_spread_and_weight_are_what_their_formulas_say():

@@ -86,10 +86,10 @@ def _distances(x: Tensor, mean: Tensor, factor: Tensor | None, scratch: Workspac
 
 
 def score(scores: Tensor, spread: Tensor, key_spread: Tensor, weight: Tensor, scratch: Workspace) -> Tensor:
-    """How much a key may matter to a cluster: T + 2σ + ½ log ‖v − v̄‖², ``(A, f, n)``.
+    """How much a key may matter to a cluster: T + 3σ + ½ log ‖v − v̄‖², ``(A, f, n)``.
 
     σ² is the variance of q·k over the cluster's queries, taken as a product of one number per cluster and one per
-    key: T + 2σ bounds the score of almost all of them. The last term says how far the output would move, by the
+    key: T + 3σ bounds the score of almost all of them. The last term says how far the output would move, by the
     weight times the value.
 
     Args:
@@ -99,7 +99,7 @@ def score(scores: Tensor, spread: Tensor, key_spread: Tensor, weight: Tensor, sc
         weight: ``(A, 1, n)``, ½ log ‖v − v̄‖².
     """
     out = scratch.get("ranks", tuple(scores.shape), scores.dtype)
-    return torch.addcmul(scores, spread, key_spread, value=2.0, out=out).add_(weight)
+    return torch.addcmul(scores, spread, key_spread, value=3.0, out=out).add_(weight)
 
 
 def prefer_own(scores: Tensor, own: Tensor) -> None:
