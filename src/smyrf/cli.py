@@ -148,17 +148,10 @@ def quality(
     from smyrf.bench.quality.peers import PeerError, load_peers
 
     threads = torch.get_num_threads() if threads is None else threads
-    for name, value, least in (
-        ("length", length, 1),
-        ("documents", documents, 1),
-        ("threads", threads, 1),
-        ("seed", seed, 0),
-        *(("budget", one, cases.LEAST_BUDGET) for one in budget or []),
-    ):
-        if value is not None and value < least:
-            _refuse(f"--{name} {value} must be at least {least}")
-    if seed >= 2**62:
-        _refuse(f"--seed {seed} must be less than 2**62")
+    _need_at_least(1, length=length, documents=documents, threads=threads)
+    for one in budget or []:
+        _need_at_least(cases.LEAST_BUDGET, budget=one)
+    _need_seed(seed)
     if qkv is not None and not (model is None and length is None and documents is None):
         _refuse(f"--qkv {qkv} has its own lengths: leave out --model, --length and --documents")
     if plot is not None:
@@ -249,16 +242,8 @@ def tune(
     from smyrf.tuning.table import table
 
     threads = torch.get_num_threads() if threads is None else threads
-    for name, value, least in (
-        ("length", length, 1),
-        ("documents", documents, 1),
-        ("threads", threads, 1),
-        ("seed", seed, 0),
-    ):
-        if value < least:
-            _refuse(f"--{name} {value} must be at least {least}")
-    if seed >= 2**62:
-        _refuse(f"--seed {seed} must be less than 2**62")
+    _need_at_least(1, length=length, documents=documents, threads=threads)
+    _need_seed(seed)
     if not 0.0 < max_error < 1.0:
         _refuse(f"--max-error {max_error} must be between 0 and 1")
     if json is not None:
@@ -330,6 +315,18 @@ def _need(module: str, extra: str) -> None:
 
     if importlib.util.find_spec(module) is None:
         _refuse(f"this needs {module}: pip install 'smyrf[{extra}]'")
+
+
+def _need_at_least(least: int, **options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < least:
+            _refuse(f"--{name} {value} must be at least {least}")
+
+
+def _need_seed(seed: int) -> None:
+    _need_at_least(0, seed=seed)
+    if seed >= 2**62:  # further seeds are counted from it
+        _refuse(f"--seed {seed} must be less than 2**62")
 
 
 def _need_writable(option: str, path: Path) -> None:

@@ -19,6 +19,7 @@ from smyrf.analysis.capture import Captured
 from smyrf.analysis.encoders import minilm_attention
 from smyrf.analysis.error import output_errors
 from smyrf.bench.quality.cases import family, label
+from smyrf.figures import save_figure
 from smyrf.json_files import write_json
 from smyrf.methods import Method, Smyrf, Tangent
 
@@ -131,11 +132,7 @@ def plot_errors(rows: list[dict[str, Any]], path: Path) -> list[Path]:
     axis.grid(True, alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=9, loc="lower left")
-    written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
-    for file in written:
-        figure.savefig(file, dpi=160)
-    plt.close(figure)
-    return written
+    return save_figure(figure, path)
 
 
 def run_demo(output: Path, console: Console) -> None:

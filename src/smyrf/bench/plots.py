@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from smyrf.bench.results import Measurement
+from smyrf.figures import save_figure
 
 # Ours in warm colours, the others in grey: the eye should find the difference first.
 _OURS = ("#c2410c", "#f59e0b", "#7c2d12", "#fb923c")
@@ -42,12 +43,7 @@ def plot(measurements: list[Measurement], path: Path, title: str) -> list[Path]:
         axes[-1][column].set_xlabel("sequence length")
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
-    for file in written:
-        figure.savefig(file, dpi=160)
-    plt.close(figure)
-    return written
+    return save_figure(figure, path)
 
 
 def _draw(axis: Any, measurements: list[Measurement], value: Any, label: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from smyrf.bench.quality.measure import Quality
+from smyrf.figures import save_figure
 
 # Ours in warm colours, peers in blue and grey; the methods before their ablations.
 _OURS = ("#7c2d12", "#f59e0b", "#c2410c", "#be123c")
@@ -58,12 +59,7 @@ def plot(qualities: Sequence[Quality], path: Path, title: str) -> list[Path]:
             axis.axvline(1.0, color="#9ca3af", linewidth=1, linestyle=":", zorder=0)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
-    for file in written:
-        figure.savefig(file, dpi=160)
-    plt.close(figure)
-    return written
+    return save_figure(figure, path)
 
 
 class _Panel(NamedTuple):
