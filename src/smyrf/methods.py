@@ -329,6 +329,23 @@ def method_from_dict(data: object) -> Method:
         raise ValueError(f"{kind}: {error}") from error
 
 
+def method_label(method: Method) -> str:
+    """A short name for tables.
+
+    Example:
+        >>> method_label(Tangent(0.25)), method_label(Smyrf(4, 64)), method_label(PerHead((Tangent(64), Tangent(32))))
+        ('Tangent 25%', 'Smyrf 4×64', 'Tangent 1×64 + 1×32')
+    """
+    if isinstance(method, PerHead):
+        parts = [(len(heads), method_label(one)) for one, heads in method.groups().items()]
+        if all(name.startswith("Tangent ") for _, name in parts):
+            return "Tangent " + " + ".join(f"{n}×{name.removeprefix('Tangent ')}" for n, name in parts)
+        return " + ".join(f"{n}×{name}" for n, name in parts)
+    if isinstance(method, Tangent):
+        return f"Tangent {100 * method.budget:.3g}%" if isinstance(method.budget, float) else f"Tangent {method.budget}"
+    return f"Smyrf {method.n_hashes}×{method.cluster_size}" if isinstance(method, Smyrf) else "Dense"
+
+
 def _check_positive(method: Method, *names: str) -> None:
     """Raises unless each argument is an int from 1, or what its default says."""
     for name in names:

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from smyrf.analysis.capture import CaptureAttention
 from smyrf.attention import attention, four_axes
 from smyrf.causal import causal_key_visits
+from smyrf.masks import read_mask
 from smyrf.methods import Dense, Method
-
-# A float mask hides by -inf or by a number like this one; what is greater is a bias.
-HIDDEN = -1e4
 
 
 @dataclass(frozen=True)
@@ -162,26 +160,5 @@ def _call(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, is
         return Call(q, k, v, scale, None, is_causal)
     if n_axes > 4:
         return Call(q, k, v, scale, only_dense="it has a mask and more than four axes")
-    key_mask, causal, reason = _read_mask(mask, len(q), q.shape[2], k.shape[2])
+    key_mask, causal, reason = read_mask(mask, len(q), q.shape[2], k.shape[2])
     return Call(q, k, v, scale, key_mask, causal or is_causal, reason)
-
-
-def _read_mask(mask: Tensor, batch: int, n_queries: int, n_keys: int) -> tuple[Tensor | None, bool, str]:
-    """A mask as a key mask, whether it is causal besides, and why it is neither."""
-    if mask.dtype != torch.bool:
-        seen = mask == 0
-        if bool((mask[~seen] > HIDDEN).any()):
-            return None, False, "its mask adds a bias to the scores"
-        mask = seen
-    mask = mask[(None,) * (4 - mask.dim())]  # (batch or 1, heads or 1, N or 1, M or 1)
-    if not bool((mask == mask[:, :1]).all()):
-        return None, False, "its mask differs between heads"
-    mask = mask[:, 0]  # (batch or 1, N or 1, M or 1)
-    last = mask[:, -1].expand(batch, n_keys)  # (batch, M)
-    key_mask = None if bool(last.all()) else last
-    if bool((mask == mask[:, -1:]).all()):
-        return key_mask, False, ""
-    ones = torch.ones(n_queries, n_keys, dtype=torch.bool, device=mask.device)
-    if n_queries >= n_keys and bool((mask == ones.tril() & last[:, None]).all()):
-        return key_mask, True, ""
-    return None, False, "its mask is neither padding nor causal"

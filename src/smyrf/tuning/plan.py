@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from smyrf.json_files import write_json
-from smyrf.methods import Method, PerHead, Smyrf, Tangent, check_method, method_from_dict, method_to_dict
+from smyrf.methods import Method, check_method, method_from_dict, method_label, method_to_dict
 
 COLUMNS = ("layer", "method", "key visits", "error", "speed-up", "why")
 
@@ -29,6 +29,7 @@ class LayerPlan:
         reason: why this one.
 
     Example:
+        >>> from smyrf import Tangent
         >>> LayerPlan(0, Tangent(0.25), 128, 512, 0.08, 1.4, "cheapest that fits").cells()
         ('0', 'Tangent 25%', '128 of 512', '0.080', '1.40', 'cheapest that fits')
     """
@@ -45,7 +46,7 @@ class LayerPlan:
         """As a row of a table with `COLUMNS`."""
         return (
             str(self.index),
-            _label(self.method),
+            method_label(self.method),
             f"{self.key_visits} of {self.n_keys}",
             f"{self.error:.3f}",
             "" if self.speedup is None else f"{self.speedup:.2f}",
@@ -63,6 +64,7 @@ class Plan:
         machine: where times were measured.
 
     Example:
+        >>> from smyrf import Tangent
         >>> layer = LayerPlan(0, Tangent(0.25), 128, 512, 0.08, None, "cheapest that fits")
         >>> plan = Plan((layer,), max_error=0.1, machine="")
         >>> plan.methods[0].budget, plan.memory_share
@@ -167,14 +169,3 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         raise ValueError(f"{name}={value!r:.20} is not a number from 0")  # a number may have hundreds of digits
     return float(value)
-
-
-def _label(method: Method) -> str:
-    if isinstance(method, PerHead):
-        parts = [(len(heads), _label(one)) for one, heads in method.groups().items()]
-        if all(name.startswith("Tangent ") for _, name in parts):
-            return "Tangent " + " + ".join(f"{n}×{name.removeprefix('Tangent ')}" for n, name in parts)
-        return " + ".join(f"{n}×{name}" for n, name in parts)
-    if isinstance(method, Tangent):
-        return f"Tangent {100 * method.budget:.3g}%" if isinstance(method.budget, float) else f"Tangent {method.budget}"
-    return f"Smyrf {method.n_hashes}×{method.cluster_size}" if isinstance(method, Smyrf) else "Dense"

@@ -1,0 +1,1 @@
+"""Attention inside models that exist: replaced, put back, and reported."""
