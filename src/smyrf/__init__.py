@@ -3,9 +3,23 @@
 from smyrf import nn
 from smyrf.attention import attention
 from smyrf.methods import Dense, PerHead, Smyrf, Tangent
+from smyrf.models.replace import dense, replace_attention, restore_attention
 from smyrf.tuning.plan import Plan
 from smyrf.tuning.schedule import AdaptiveSchedule
 from smyrf.tuning.search import tune
 
-__all__ = ["AdaptiveSchedule", "Dense", "PerHead", "Plan", "Smyrf", "Tangent", "attention", "nn", "tune"]
+__all__ = [
+    "AdaptiveSchedule",
+    "Dense",
+    "PerHead",
+    "Plan",
+    "Smyrf",
+    "Tangent",
+    "attention",
+    "dense",
+    "nn",
+    "replace_attention",
+    "restore_attention",
+    "tune",
+]
 __version__ = "0.1.0"

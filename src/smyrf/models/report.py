@@ -56,6 +56,7 @@ class Layer:
         name: of the module in the model.
         method: by which it attends.
         from_keys: with fewer keys than this it attends densely.
+        window: with more keys than this it attends densely: it has a sliding window.
         reason: why it was left dense; "" if it was replaced.
         calls: since it was replaced.
     """
@@ -63,6 +64,7 @@ class Layer:
     name: str
     method: Method
     from_keys: int = 0
+    window: int | None = None
     reason: str = ""
     calls: Calls = field(default_factory=Calls)
 
@@ -73,8 +75,9 @@ class Layer:
     def cells(self) -> tuple[str, str, str]:
         """Name, method and remark, as text."""
         method = "dense" if self.reason or isinstance(self.method, Dense) else method_label(self.method)
-        remark = self.reason or (f"dense below {self.from_keys:,} keys" if self.from_keys else "")
-        return self.name, method, remark
+        remarks = [f"dense below {self.from_keys:,} keys"] if self.from_keys else []
+        remarks += [f"dense beyond its window of {self.window:,} tokens"] if self.window else []
+        return self.name, method, self.reason or "; ".join(remarks)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class Call:
         key_mask: ``(batch, M)`` bool, True = may be attended to.
         is_causal: query i sees keys j <= i.
         only_dense: why only dense attention can do this; "" if others can.
+        name: of the module that makes the call; "" if it is not known.
     """
 
     q: Tensor
@@ -41,6 +42,7 @@ class Call:
     key_mask: Tensor | None = None
     is_causal: bool = False
     only_dense: str = ""
+    name: str = ""
 
     @property
     def n_queries(self) -> int:
@@ -68,7 +70,20 @@ class Call:
             return self
         q, k, v = (x[documents] for x in (self.q, self.k, self.v))
         mask = None if self.key_mask is None else self.key_mask[documents]
-        return Call(q, k, v, self.scale, mask, self.is_causal, self.only_dense)
+        return replace(self, q=q, k=k, v=v, key_mask=mask)
+
+    def first_half(self) -> Call:
+        """The first half of the queries on the first half of the keys.
+
+        Example:
+            >>> x = torch.randn(1, 2, 7, 4)
+            >>> Call(x, x, x, 0.5).first_half().k.shape
+            torch.Size([1, 2, 3, 4])
+        """
+        q = self.q[:, :, : max(self.n_queries // 2, 1)]
+        k, v = (x[:, :, : max(self.n_keys // 2, 1)] for x in (self.k, self.v))
+        mask = None if self.key_mask is None else self.key_mask[:, : k.shape[2]]
+        return replace(self, q=q, k=k, v=v, key_mask=mask)
 
 
 def model_calls(model: nn.Module, batch: Any) -> list[Call]:
@@ -88,7 +103,7 @@ def model_calls(model: nn.Module, batch: Any) -> list[Call]:
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with _through_sdpa(model), torch.no_grad(), CaptureAttention() as capture:
+        with _through_sdpa(model), torch.no_grad(), CaptureAttention() as capture, _callers(model, capture) as names:
             if isinstance(batch, Mapping):
                 model(**batch)
             elif isinstance(batch, tuple | list):
@@ -104,8 +119,8 @@ def model_calls(model: nn.Module, batch: Any) -> list[Call]:
             "nothing to tune"
         )
     return [
-        _call(one.q, one.k, one.v, one.scale, mask, is_causal)
-        for one, (mask, is_causal) in zip(capture.calls, capture.masks, strict=True)
+        replace(_call(one.q, one.k, one.v, one.scale, mask, is_causal), name=names.get(i, ""))
+        for i, (one, (mask, is_causal)) in enumerate(zip(capture.calls, capture.masks, strict=True))
     ]
 
 
@@ -140,17 +155,44 @@ def given_calls(qkv: Sequence[Any]) -> list[Call]:
 
 @contextmanager
 def _through_sdpa(model: nn.Module) -> Iterator[None]:
-    """A transformers model with another implementation calls PyTorch's function inside the block."""
-    used = getattr(getattr(model, "config", None), "_attn_implementation", "sdpa")
-    change = getattr(model, "set_attn_implementation", None)
-    if used == "sdpa" or change is None:
-        yield
-        return
-    change("sdpa")
+    """Transformers models with another implementation call PyTorch's function inside the block."""
+    found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    configs = [config for config in found.values() if getattr(config, "_attn_implementation_internal", None)]
+    before = [config._attn_implementation_internal for config in configs]
     try:
+        change: Any = getattr(model, "set_attn_implementation", None)
+        if change is not None and any(used not in ("sdpa", "smyrf") for used in before):
+            change("sdpa")  # which raises where the model cannot
+        for config in configs:
+            if config._attn_implementation_internal == "smyrf":
+                config._attn_implementation_internal = "sdpa"
         yield
     finally:
-        change(used)
+        for config, used in zip(configs, before, strict=True):
+            config._attn_implementation_internal = used
+
+
+@contextmanager
+def _callers(model: nn.Module, capture: CaptureAttention) -> Iterator[dict[int, str]]:
+    """Inside the block, notes for each captured call the name of the innermost module that has made it."""
+    names: dict[int, str] = {}
+    starts: list[int] = []
+    handles = []
+    for name, module in model.named_modules():
+
+        def enter(*_: Any) -> None:
+            starts.append(len(capture.calls))
+
+        def leave(*_: Any, name: str = name) -> None:
+            for call in range(starts.pop(), len(capture.calls)):
+                names.setdefault(call, name)  # inner modules come first
+
+        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        yield names
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, is_causal: bool) -> Call:

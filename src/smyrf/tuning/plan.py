@@ -27,6 +27,8 @@ class LayerPlan:
         error: estimated relative error of the output, on the worst of the documents.
         speedup: expected, times faster than dense attention; None if it was not measured.
         reason: why this one.
+        name: of the module in the model that makes the call; "" if it is not known.
+        from_keys: with fewer keys than this dense attention is as fast; 0 if times were not measured.
 
     Example:
         >>> from smyrf import Tangent
@@ -41,6 +43,8 @@ class LayerPlan:
     error: float
     speedup: float | None
     reason: str
+    name: str = ""
+    from_keys: int = 0
 
     def cells(self) -> tuple[str, ...]:
         """As a row of a table with `COLUMNS`."""
@@ -137,8 +141,8 @@ def _layer(i: int, data: Any) -> LayerPlan:
         _check_names(data, LayerPlan)
         method = method_from_dict(data["method"])
         check_method(method)
-        for name in ("index", "key_visits", "n_keys"):
-            if type(data[name]) is not int or data[name] < (name != "index"):
+        for name in ("index", "key_visits", "n_keys", "from_keys"):
+            if type(data[name]) is not int or data[name] < (name in ("key_visits", "n_keys")):
                 raise ValueError(f"{name}={data[name]!r} is not a count")
         if data["index"] != i:
             raise ValueError(f"index={data['index']} is out of order")
@@ -150,6 +154,8 @@ def _layer(i: int, data: Any) -> LayerPlan:
             _number("error", data["error"]),
             None if data["speedup"] is None else _number("speedup", data["speedup"]),
             str(data["reason"]),
+            str(data["name"]),
+            data["from_keys"],
         )
     except ValueError as error:
         raise ValueError(f"layer {i}: {error}") from error

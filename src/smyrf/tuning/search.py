@@ -156,7 +156,10 @@ def plan_layers(
         method, error, speedup = _choose(call, fits, fallback)
         if fits and isinstance(method, Dense):
             reason = AS_FAST
-        yield LayerPlan(index, method, call.key_visits(method), call.n_keys, error, speedup, reason)
+        from_keys = _from_keys(call, method) if fallback and not isinstance(method, Dense) else 0
+        yield LayerPlan(
+            index, method, call.key_visits(method), call.n_keys, error, speedup, reason, call.name, from_keys
+        )
 
 
 class Fit(NamedTuple):
@@ -279,6 +282,16 @@ def _choose(call: Call, fits: list[Fit], fallback: bool) -> tuple[Method, float,
         if speedup > fastest:
             chosen, fastest = (method, error, speedup), speedup
     return chosen
+
+
+def _from_keys(call: Call, method: Method) -> int:
+    """With how many keys the method is faster than dense attention, found by halving the call."""
+    while call.n_keys >= 2 * LEAST:
+        half = call.first_half()
+        if timing(half, method).speedup * FASTER <= 1.0:
+            break
+        call = half
+    return call.n_keys
 
 
 def _tangent(share: float) -> Tangent:

@@ -1,0 +1,322 @@
+"""transformers: the attention function and the mask function "smyrf", and where in a model they are used.
+
+After ``import smyrf.models.transformers`` every model takes ``attn_implementation="smyrf"``, which attends by
+`DEFAULT` unless `smyrf.replace_attention` has given a layer another method. Loaded that way nothing is checked: a
+model that does not ask transformers for its attention function stays dense. `smyrf.replace_attention` refuses it.
+
+Shapes: batch, heads, N queries, M keys, D width, E value width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from smyrf.attention import attention
+from smyrf.masks import read_mask
+from smyrf.methods import Tangent
+from smyrf.models.report import Layer
+
+NAME = "smyrf"
+DEFAULT = Tangent()
+# The attribute by which an attention module knows its `Attached`.
+ATTRIBUTE = "_smyrf_attached"
+
+POSITION_BIAS = "a bias by position is added to its scores"
+ONE_QUERY = "one query: a step of decoding"
+CONTINUES = "its queries continue a cache"
+WINDOW = "its window is shorter than the text"
+OWN_MASK = "its mask is neither padding nor causal"
+SHORT = "fewer keys than it was tuned for"
+
+# What an attention function may be handed that changes its result and that neither we nor PyTorch's function can do.
+_REFUSED = {
+    "softcap": "its scores are capped",
+    "s_aux": "it has attention sinks",
+    "cache": "it has a paged cache",
+    "block_indices": "it chooses blocks of keys itself",
+}
+
+
+class Attached(NamedTuple):
+    """What an attention module carries while it is replaced.
+
+    Args:
+        layer: its method, and counts of its calls.
+        before: configs of the model, each with the implementation that it named before.
+    """
+
+    layer: Layer
+    before: list[tuple[PreTrainedConfig, str]]
+
+
+class Found(NamedTuple):
+    """An attention module of a model.
+
+    Args:
+        name: in the model.
+        module: None for a model inside the model whose attention cannot be reached.
+        configs: that decide how it attends.
+        reason: why it cannot be replaced; "" if it can.
+    """
+
+    name: str
+    module: nn.Module | None
+    configs: tuple[PreTrainedConfig, ...]
+    reason: str
+
+
+def smyrf_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Any = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **kwargs: Any,
+) -> Tensor | None:
+    """The mask of one kind of layer, in O(M): which keys are padding. Called by transformers.
+
+    Returns:
+        None where nothing is hidden but by causality; ``(batch, 1, 1, M)`` for attention that is not causal,
+        ``(batch, M)`` for causal attention from the first position on. All else (sliding windows that are shorter
+        than the text, packed texts, overlays, queries that continue a cache) is PyTorch's ``(batch, 1, N, M)``,
+        with which a layer stays dense.
+    """
+    tracing = torch.compiler.is_compiling()
+    first = not isinstance(q_offset, Tensor) or not tracing
+    from_start = first and int(q_offset) == 0 and kv_offset == 0
+    # transformers allows to skip a mask only where it is the plain one, or one of a window (`local_size`).
+    unlimited = local_size is None or kv_length < local_size
+    windowed = local_size is not None
+    causal = allow_is_causal_skip and unlimited and (mask_function is causal_mask_function or windowed)
+    plain = allow_is_bidirectional_skip and unlimited and (mask_function is bidirectional_mask_function or windowed)
+    if not plain and not (causal and q_length > 1 and from_start):
+        return sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            local_size=local_size,
+            allow_is_causal_skip=allow_is_causal_skip,
+            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+            **kwargs,
+        )
+    if attention_mask is None:
+        return None
+    missing = kv_length + kv_offset - attention_mask.shape[-1]  # places of a static cache that are not in use yet
+    padding = nn.functional.pad(attention_mask, (0, max(missing, 0)))[:, kv_offset : kv_offset + kv_length]
+    if not tracing and bool((padding[:, :q_length] if causal else padding).all()):
+        return None
+    return padding if causal else padding[:, None, None]
+
+
+def smyrf_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer, as transformers calls it.
+
+    Args:
+        module: the layer, which carries its method.
+        query: ``(batch, heads, N, D)``.
+        key: ``(batch, kv_heads, M, D)``.
+        value: ``(batch, kv_heads, M, E)``.
+        attention_mask: what `smyrf_mask` returns, or what a user has given in its place.
+        kwargs: what the layer hands on; what cannot be honoured raises.
+
+    Returns:
+        ``(batch, N, heads, E)``, and None: there are no weights.
+    """
+    _refuse(module, attention_mask, kwargs)
+    attached: Attached | None = getattr(module, ATTRIBUTE, None)
+    layer = Layer("", DEFAULT) if attached is None else attached.layer
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    if position_bias is not None and _is_zero(position_bias):
+        position_bias = None
+
+    key_mask, causal, reason = _read(query, key, attention_mask, is_causal)
+    if position_bias is not None:
+        reason = POSITION_BIAS
+    elif reason == OWN_MASK and window(module) is not None:
+        reason = WINDOW
+    reason = layer.reason or reason
+    if not reason and key.shape[2] < layer.from_keys:
+        reason = SHORT
+    if not torch.compiler.is_compiling():
+        layer.calls.by_dense(reason) if reason else layer.calls.by_method()
+    if reason:
+        return sdpa_attention_forward(
+            module,
+            query,
+            key,
+            value,
+            _four_axes(attention_mask, query.shape[2], is_causal),
+            dropout=dropout,
+            scaling=scaling,
+            is_causal=is_causal,
+            position_bias=position_bias,
+        )
+    if causal and key.shape[2] > query.shape[2]:  # places of a static cache that are not in use yet
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        key_mask = None if key_mask is None else key_mask[:, : query.shape[2]]
+    out = attention(
+        query,
+        key,
+        value,
+        method=layer.method,
+        key_mask=key_mask,
+        is_causal=causal,
+        scale=scaling,
+        dropout_p=dropout,
+        enable_gqa=True,
+    )  # (batch, heads, N, E)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def find_attention(model: nn.Module) -> list[Found]:
+    """The attention modules of all transformers models in a module, in the order of its modules."""
+    found = []
+    for name, module, parents in _with_parents(model):
+        owners = [parent for _, parent in parents if isinstance(parent, PreTrainedModel)]
+        unreached = isinstance(module, PreTrainedModel) and not module._can_set_attn_implementation()
+        if unreached and all(owner._can_set_attn_implementation() for owner in owners):
+            found.append(Found(name, None, (), f"{type(module).__name__} does not ask transformers for its attention"))
+        if not owners or not _dispatches(type(module)):
+            continue
+        owner = owners[-1]
+        reason = ""
+        if not owner._supports_sdpa:
+            reason = f"{type(owner).__name__} does not support scaled_dot_product_attention"
+        elif _has_position_bias(type(module)) and not name.endswith("EncDecAttention"):
+            reason = POSITION_BIAS
+        configs = [getattr(one, "config", None) for one in (module, *(parent for _, parent in reversed(parents)))]
+        found.append(
+            Found(name, module, tuple(config for config in configs if isinstance(config, PreTrainedConfig)), reason)
+        )
+    return found
+
+
+def window(module: nn.Module) -> int | None:
+    """Tokens that a layer looks back, beyond which it is dense; None if it sees all."""
+    size = getattr(module, "sliding_window", None)
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _with_parents(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[tuple[str, nn.Module]]]]:
+    """Name and module of all modules, each with those that it is in, outermost first."""
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        parts = name.split(".") if name else []
+        above = [".".join(parts[:i]) for i in range(len(parts))]
+        yield name, module, [(one, modules[one]) for one in above if one in modules]
+
+
+@cache
+def _source(forward: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(forward)
+    except (OSError, TypeError):  # made at run time, or without a source
+        return ""
+
+
+def _dispatches(kind: type[nn.Module]) -> bool:
+    """Whether a module asks transformers for its attention function, which its source says."""
+    return "ALL_ATTENTION_FUNCTIONS" in _source(kind.forward)
+
+
+def _has_position_bias(kind: type[nn.Module]) -> bool:
+    return "position_bias=position_bias" in _source(kind.forward)
+
+
+def _refuse(module: nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+    """Raises on what would change the result and cannot be honoured."""
+    kind = type(module).__name__
+    for name, what in _REFUSED.items():
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{name} was given to {kind}: {what}, which smyrf cannot do; use dense attention")
+    if kwargs.get("output_attentions"):
+        raise ValueError(
+            f"output_attentions=True was given to {kind}, but there are no N × M weights to return: use "
+            "attn_implementation='eager' for them"
+        )
+    if kwargs.get("cu_seq_lens_q") is not None and (mask is None or mask.dim() != 4):
+        raise ValueError(
+            f"cu_seq_lens_q was given to {kind}, which packs texts into one row: give position_ids that start again "
+            "with each text, or an attention_mask and no packing"
+        )
+
+
+def _read(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor | None, bool, str]:
+    """Key mask, causal flag, and why the call has to be dense."""
+    batch, _, n_queries, _ = query.shape
+    n_keys = key.shape[2]
+    if n_queries == 1:
+        return None, False, ONE_QUERY
+    if mask is None:
+        return None, is_causal, ""
+    if mask.dim() == 2 and mask.dtype == torch.bool:
+        return mask, is_causal, ""
+    if mask.dim() != 4:
+        raise ValueError(
+            f"attention_mask has the shape {tuple(mask.shape)} and the dtype {mask.dtype}, but it must be 2-D and bool "
+            "or have four axes"
+        )
+    if mask.shape[1] == mask.shape[2] == 1 and mask.dtype == torch.bool:
+        return mask[:, 0, 0].expand(batch, -1), False, ""
+    if mask.shape[2] == 1 or mask.stride(2) == 0:
+        key_mask, _, reason = read_mask(mask, batch, n_queries, n_keys)
+        return key_mask, False, reason
+    return None, False, CONTINUES if is_causal and n_queries < n_keys else OWN_MASK
+
+
+def _four_axes(mask: Tensor | None, n_queries: int, is_causal: bool) -> Tensor | None:
+    """A mask as PyTorch's function takes it; made once for all layers that share it."""
+    if mask is None or mask.dim() != 2:
+        return mask
+    if not is_causal or n_queries == 1:
+        return mask[:, None, None]  # (batch, 1, 1, M)
+    made: Tensor | None = getattr(mask, ATTRIBUTE, None)
+    if made is None:
+        made = mask.new_ones(n_queries, mask.shape[1]).tril() & mask[:, None, None]  # (batch, 1, N, M)
+        setattr(mask, ATTRIBUTE, made)
+    return made
+
+
+def _is_zero(position_bias: Tensor) -> bool:
+    """Whether a bias adds nothing, as in T5's cross-attention; looked at once for all layers that share it."""
+    if position_bias.requires_grad:
+        return False
+    known: bool | None = getattr(position_bias, ATTRIBUTE, None)
+    if known is None:
+        known = not bool(position_bias.any())
+        setattr(position_bias, ATTRIBUTE, known)
+    return known
+
+
+AttentionInterface.register(NAME, smyrf_attention)
+AttentionMaskInterface.register(NAME, smyrf_mask)
