@@ -60,7 +60,7 @@ def bench(
         return
     import torch
 
-    from smyrf.bench import command, peak
+    from smyrf.bench import command, fresh
     from smyrf.bench.cases import DTYPES, PRESETS
     from smyrf.kernels import BACKENDS
     from smyrf.methods import Smyrf, Tangent
@@ -96,8 +96,8 @@ def bench(
         _refuse(f"--levels {levels} is for Tangent: give --budget too")
     if len(n_hashes or []) != len(cluster_size or []):
         _refuse("--n-hashes and --cluster-size go in pairs: give them equally often")
-    if memory and peak.can_measure() is not None:
-        _refuse(f"--memory: {peak.can_measure()}; use --no-memory")
+    if memory and fresh.can_measure() is not None:
+        _refuse(f"--memory: {fresh.can_measure()}; use --no-memory")
     if plot is not None:
         _need("matplotlib", "plots")
     for name, path in (("json", json), ("plot", plot)):
@@ -279,7 +279,7 @@ def demo(
     _need_writable("output", output / "error.json")
     import torch
 
-    from smyrf.bench import command, peak
+    from smyrf.bench import command, fresh
     from smyrf.demo import run_demo
     from smyrf.methods import Smyrf, Tangent
 
@@ -292,7 +292,7 @@ def demo(
             command.plan(None, shapes, methods, heads=4, width=64, dtype="float32", backward=False),
             "smyrf bench",
             threads=torch.get_num_threads(),
-            memory=peak.can_measure() is None,
+            memory=fresh.can_measure() is None,
             backend=None,
             json=output / "bench.json",
             plot=output / "bench",

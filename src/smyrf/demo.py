@@ -19,7 +19,7 @@ from smyrf.analysis.capture import Captured
 from smyrf.analysis.encoders import minilm_attention
 from smyrf.analysis.error import output_errors
 from smyrf.bench.quality.cases import family, label
-from smyrf.figures import save_figure
+from smyrf.figures import LOOKS, save_figure
 from smyrf.json_files import write_json
 from smyrf.methods import Method, Smyrf, Tangent
 
@@ -92,14 +92,6 @@ def error_table(rows: list[dict[str, Any]]) -> Table:
     return found
 
 
-_LOOKS = {
-    "Smyrf": {"color": "#1f2937", "linestyle": "-"},
-    "Smyrf, pairs once": {"color": "#6b7280", "linestyle": "--"},
-    "Tangent, one level": {"color": "#f59e0b", "linestyle": "-"},
-    "Tangent, 2 levels": {"color": "#c2410c", "linestyle": "-"},
-}
-
-
 def plot_errors(rows: list[dict[str, Any]], path: Path) -> list[Path]:
     """Error against the share of keys visited, as `path`.png and `path`.svg."""
     import matplotlib
@@ -110,7 +102,7 @@ def plot_errors(rows: list[dict[str, Any]], path: Path) -> list[Path]:
     figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     for name, chosen in best_sizes(rows).items():
         shares, errors = [row["memory_share"] for row in chosen], [row["error"] for row in chosen]
-        axis.plot(shares, errors, marker="o", markersize=4, label=name, **_LOOKS[name])
+        axis.plot(shares, errors, marker="o", markersize=4, label=name, **LOOKS[name])
         for share, error in zip(shares, errors, strict=True):
             if name in ("Smyrf", "Tangent, 2 levels"):  # the outer curves, where there is room for figures
                 above = 6 if name == "Smyrf" else -13
