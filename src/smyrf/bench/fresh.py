@@ -6,9 +6,10 @@ The process is a module that measures itself: ``python -m module request`` print
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
@@ -19,18 +20,25 @@ def can_measure() -> str | None:
     return None if _STATUS.exists() else "peak memory is read from /proc, which this system does not have"
 
 
-def ask(module: str, request: str, what: str) -> int:
+def ask(module: str, request: str, what: str, environment: Mapping[str, str] | None = None) -> int:
     """The bytes that a module prints when it is run.
 
     Args:
         module: its name.
         request: its only argument.
         what: whose memory it is, for errors.
+        environment: further variables of the process.
 
     Raises:
         RuntimeError: says what was measured and why that failed.
     """
-    answer = subprocess.run([sys.executable, "-m", module, request], capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        [sys.executable, "-m", module, request],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **(environment or {})},
+    )
     if answer.returncode:
         lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
         reason = "killed, probably for want of memory" if answer.returncode < 0 else lines[-1]
