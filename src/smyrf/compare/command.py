@@ -80,7 +80,7 @@ def prepare(
         path: a file or a folder with them; None for a sample.
 
     Raises:
-        InputError: names the file or the folder that is wrong.
+        InputError: says what is wrong with the file or the folder.
         ValueError: says what is wrong with the model, or that it has nothing to replace.
     """
     torch.set_num_threads(threads)

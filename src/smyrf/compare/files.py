@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class InputError(ValueError):
-    """A file or a folder does not hold what it should; the message begins with its name."""
+    """What is wrong with the file or the folder that a user has named; whoever catches it knows its name."""
 
 
 def find_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
@@ -16,8 +16,8 @@ def find_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
         InputError: it is not a folder, or has no such files.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder")
+        raise InputError("it is not a folder")
     found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
     if not found:
-        raise InputError(f"{folder} has no {', '.join(suffixes[:-1])} or {suffixes[-1]} files")
+        raise InputError(f"it has no {', '.join(suffixes[:-1])} or {suffixes[-1]} files")
     return found

@@ -17,7 +17,7 @@ def read_images(folder: Path, n_images: int) -> list[Any]:
     """The first images of a folder and those below it, by name, in RGB.
 
     Raises:
-        InputError: names the folder without images, or the file that is none.
+        InputError: it is not a folder with images, or names the file that is none.
     """
     from PIL import Image
 

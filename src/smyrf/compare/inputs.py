@@ -69,9 +69,11 @@ def load_inputs(
         found: is called with the number of documents as they are found.
 
     Raises:
-        InputError: names the file or the folder that is wrong.
+        InputError: says what is wrong with the file or the folder.
         ValueError: says what is wrong with the length or the processor.
     """
+    if length is not None and kind != "text":
+        raise ValueError(f"{length=} is for text, and it reads {kind}")
     processor = load_processor(name, kind)
     if kind == "text":
         return _texts(processor, model, source, n_documents, length, batch_size, found)

@@ -62,7 +62,7 @@ def _measure(request: str) -> int:
     model, kind = load_subject(data["name"], data["kind"])
     batch = load_file(data["inputs"])
     if kind == "text":
-        stretch_positions(model, batch["input_ids"].shape[1])
+        batch = stretch_positions(model, batch["input_ids"].shape[1]) | batch
 
     def run() -> None:
         with torch.no_grad():

@@ -50,7 +50,7 @@ def _cosines(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[st
     gaps = [1 - row.drift.pooled_cosine for members in families.values() for row in members]
     inexact = [gap for gap in gaps if gap > _EXACT] or [0.1]
     top = 10.0 ** math.floor(math.log10(min(inexact) / 3))
-    bottom = max(inexact) * 2
+    bottom = max(inexact) * 2.2
     for name, members in families.items():
         points = [(row.cost.share, max(1 - row.drift.pooled_cosine, top)) for row in members]
         axis.plot(*zip(*points, strict=True), label=name, clip_on=False, **looks[name])
@@ -62,7 +62,7 @@ def _cosines(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[st
     ticks = [10.0**i for i in range(round(math.log10(top)), math.floor(math.log10(bottom)) + 1)]
     axis.set_yticks(ticks, ["1" if tick == ticks[0] else f"{1 - tick:.6g}" for tick in ticks])
     axis.set_ylabel("cosine with dense")
-    axis.set_title("Mean-pooled embeddings", fontsize=10, loc="left")
+    axis.set_title("Mean-pooled embeddings", fontsize=10, loc="left", pad=11)
 
 
 def _neighbours(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[str, Any]]) -> None:
@@ -75,7 +75,7 @@ def _neighbours(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict
     axis.set_ylim(0, 100)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
     axis.set_ylabel("share of the documents")
-    axis.set_title("Nearest other document is the same as with dense", fontsize=10, loc="left")
+    axis.set_title("Nearest other document is the same as with dense", fontsize=10, loc="left", pad=11)
 
 
 def _times(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[str, Any]], dense: Row) -> None:
@@ -86,11 +86,12 @@ def _times(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[str,
     axis.axhline(1, color="#9ca3af", linewidth=1, linestyle=":", zorder=0)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("multiple of dense")
-    axis.set_title("Time of a forward pass", fontsize=10, loc="left")
+    axis.set_title("Time of a forward pass", fontsize=10, loc="left", pad=11)
 
 
 def _annotate(axis: Any, x: float, y: float, text: str, colour: str) -> None:
-    axis.annotate(text, (x, y), (0, -14), textcoords="offset points", fontsize=8, ha="center", color=colour)
+    """Below to the right, where a curve that rises leaves room."""
+    axis.annotate(text, (x, y), (4, -11), textcoords="offset points", fontsize=8, color=colour)
 
 
 def _dress(axis: Any, least: float) -> None:

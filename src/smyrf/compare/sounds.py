@@ -26,7 +26,7 @@ def read_sounds(folder: Path, n_sounds: int, rate: int) -> list[Tensor]:
     """The first sounds of a folder and those below it, by name: one channel, ``(S,)`` each, at `rate`.
 
     Raises:
-        InputError: names the folder without sounds, or the file that cannot be read.
+        InputError: it is not a folder with sounds, or names the file that cannot be read.
     """
     return [resample(*read_sound(path), rate) for path in find_files(folder, SUFFIXES)[:n_sounds]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smyrf.analysis.encoders import load_model
+from smyrf.compare.files import InputError
 
 # What a model reads, by its main argument; and the part of a model of several kinds that reads each.
 KINDS = {"input_ids": "text", "pixel_values": "images", "input_features": "audio", "input_values": "audio"}
@@ -21,7 +22,8 @@ def load_subject(name: str, kind: str | None) -> tuple[Any, str]:
         kind: what it is to read; None for what it reads by itself.
 
     Raises:
-        ValueError: says why the model cannot be loaded, or what else it reads.
+        InputError: it reads something else.
+        ValueError: says why the model cannot be loaded.
     """
     import torch
 
@@ -33,7 +35,7 @@ def load_subject(name: str, kind: str | None) -> tuple[Any, str]:
     if reads is None:
         raise ValueError(f"reads {model.main_input_name!r}, which is neither text nor images nor audio")
     if kind not in (None, reads):
-        raise ValueError(f"{type(model).__name__} reads {reads}, not {kind}")
+        raise InputError(f"{type(model).__name__} reads {reads}, not {kind}")
     return model, reads
 
 

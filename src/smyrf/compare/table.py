@@ -101,7 +101,10 @@ def megabytes(n_bytes: float) -> str:
 def _empty(title: str, names: Sequence[str]) -> Table:
     found = Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in names:
-        found.add_column(name, justify="left" if name == "attention" else "right", no_wrap=name == "attention")
+        if name == "attention":  # the only column that may be cut
+            found.add_column(name, no_wrap=True)
+        else:
+            found.add_column(name, justify="right", min_width=max(map(len, name.split())))
     return found
 
 

@@ -23,27 +23,27 @@ def read_documents(path: Path) -> Iterator[str]:
     there are blank lines between them, each paragraph is. All may be packed with gzip, as .gz.
 
     Raises:
-        InputError: names the file, and the line that is wrong.
+        InputError: says what is wrong, and in which line.
     """
     suffixes = path.suffixes
     packed = suffixes[-1:] == [".gz"]
     kind = suffixes[-2 if packed else -1] if len(suffixes) > packed else ""
     if kind not in SUFFIXES:
-        raise InputError(f"{path} must be one of {', '.join(SUFFIXES)}, or one of these with .gz behind it")
+        raise InputError(f"it must be one of {', '.join(SUFFIXES)}, or one of these with .gz behind it")
     if not path.is_file():
-        raise InputError(f"{path} is not a file")
+        raise InputError("it is not a file")
     found = False
     try:
         opened: Any = gzip.open if packed else open
         with opened(path, "rt", encoding="utf-8") as file:
-            for text in _json_lines(file, path) if kind == ".jsonl" else _paragraphs(file):
+            for text in _json_lines(file) if kind == ".jsonl" else _paragraphs(file):
                 found = found or bool(text)
                 if text:
                     yield text
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+        raise InputError(f"it cannot be read: {error}") from error
     if not found:
-        raise InputError(f"{path} holds no text")
+        raise InputError("it holds no text")
 
 
 def choose_documents(
@@ -70,17 +70,17 @@ def choose_documents(
     return (long + [ids for ids in short if ids])[:n_documents]
 
 
-def _json_lines(file: IO[str], path: Path) -> Iterator[str]:
+def _json_lines(file: IO[str]) -> Iterator[str]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         try:
             data = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}, line {number} is not JSON: {error}") from error
+            raise InputError(f"line {number} is not JSON: {error}") from error
         text = data.get("text") if isinstance(data, dict) else None
         if not isinstance(text, str):
-            raise InputError(f'{path}, line {number} is not an object with a field "text" that is a string')
+            raise InputError(f'line {number} is not an object with a field "text" that is a string')
         yield text.strip()
 
 
