@@ -393,7 +393,7 @@ def demo(
     run_comparison(output, console)
     run_errors(output, console)
     if benchmark:
-        shapes = [(1, 1024), (1, 4096), (1, 16384)]
+        shapes = [(1, 1024), (1, 16384)]
         methods: list[Smyrf | Tangent] = [Smyrf(4, 64), Tangent(256)]
         command.bench(
             command.plan(None, shapes, methods, heads=4, width=64, dtype="float32", backward=False),
