@@ -175,7 +175,7 @@ def smyrf_attention(
             query,
             key,
             value,
-            _four_axes(attention_mask, query.shape[2], is_causal),
+            _four_axes(attention_mask, query.shape[2]),
             dropout=dropout,
             scaling=scaling,
             is_causal=is_causal,
@@ -224,6 +224,8 @@ def find_attention(model: nn.Module) -> list[Found]:
 def window(module: nn.Module) -> int | None:
     """Tokens that a layer looks back, beyond which it is dense; None if it sees all."""
     size = getattr(module, "sliding_window", None)
+    if not hasattr(module, "sliding_window") and "sliding_window" in _source(type(module).forward):
+        size = getattr(getattr(module, "config", None), "sliding_window", None)  # all layers have it, as in Mistral
     return size if isinstance(size, int) and size > 0 else None
 
 
@@ -279,8 +281,8 @@ def _read(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> t
         return None, False, ONE_QUERY
     if mask is None:
         return None, is_causal, ""
-    if mask.dim() == 2 and mask.dtype == torch.bool:
-        return mask, is_causal, ""
+    if mask.dim() == 2 and mask.dtype == torch.bool:  # from `smyrf_mask`, whatever the layer says of itself
+        return mask, True, ""
     if mask.dim() != 4:
         raise ValueError(
             f"attention_mask has the shape {tuple(mask.shape)} and the dtype {mask.dtype}, but it must be 2-D and bool "
@@ -294,12 +296,10 @@ def _read(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> t
     return None, False, CONTINUES if is_causal and n_queries < n_keys else OWN_MASK
 
 
-def _four_axes(mask: Tensor | None, n_queries: int, is_causal: bool) -> Tensor | None:
+def _four_axes(mask: Tensor | None, n_queries: int) -> Tensor | None:
     """A mask as PyTorch's function takes it; made once for all layers that share it."""
     if mask is None or mask.dim() != 2:
         return mask
-    if not is_causal or n_queries == 1:
-        return mask[:, None, None]  # (batch, 1, 1, M)
     made: Tensor | None = getattr(mask, ATTRIBUTE, None)
     if made is None:
         made = mask.new_ones(n_queries, mask.shape[1]).tril() & mask[:, None, None]  # (batch, 1, N, M)
