@@ -665,3 +665,21 @@ def test_a_causal_mask_counts_whatever_a_layer_says_of_itself():
         setattr(layer, ATTRIBUTE, Attached(Layer("", method, from_keys), []))
         out, _ = smyrf_attention(layer, q, k, v, mask, is_causal=False)
         torch.testing.assert_close(out.transpose(1, 2), expected)
+
+
+def test_attention_that_does_not_ask_is_listed():
+    class Pooled(transformers.PreTrainedModel):
+        config_class = BertConfig
+        _supports_sdpa = True
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.encoder = BertModel(config)
+            self.head = nn.MultiheadAttention(32, 4, batch_first=True)
+            self.post_init()
+
+    config = BertConfig(**SIZES, **TOKENS)
+    report = smyrf.replace_attention(Pooled(config), smyrf.Tangent(0.25))
+    assert [layer.name for layer in report.dense] == ["head"]
+    assert report.dense[0].reason == "MultiheadAttention does not ask transformers for its attention"
+    assert len(report.replaced) == 2
