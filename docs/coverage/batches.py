@@ -125,12 +125,12 @@ def masked_images() -> Batch:
     return Batch({**images().arguments, "noise": order}, images().compared)
 
 
-def padded_images(output: str = "last_hidden_state", size: int = IMAGE_SIZE) -> Batch:
+def padded_images(size: int = IMAGE_SIZE) -> Batch:
     """Images of different sizes, with padding below and on the right."""
     mask = torch.ones(2, size, size, dtype=torch.long)
     mask[1, size // 2 :] = 0
     mask[1, :, 3 * size // 4 :] = 0
-    return Batch({**images(size=size).arguments, "pixel_mask": mask}, {output: None})
+    return Batch({**images(size=size).arguments, "pixel_mask": mask}, {"last_hidden_state": None})
 
 
 def videos(argument: str = "pixel_values") -> Batch:
@@ -155,24 +155,25 @@ def points() -> Batch:
     return Batch({**images().arguments, "input_points": point}, {"pred_masks": None, "iou_scores": None})
 
 
-def sounds(kernels: Sequence[int], strides: Sequence[int], output: str = "last_hidden_state") -> Batch:
+def sounds(kernels: Sequence[int], strides: Sequence[int]) -> Batch:
     """Waveforms with padding on the right that convolutions turn into ``LENGTHS`` frames."""
     samples = list(LENGTHS)
     for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
         samples = [(n - 1) * stride + kernel for n in samples]
     mask = _places(samples, "right").long()
-    return Batch({"input_values": _noise(*mask.shape), "attention_mask": mask}, {output: _places(LENGTHS, "right")})
+    given = {"input_values": _noise(*mask.shape), "attention_mask": mask}
+    return Batch(given, {"last_hidden_state": _places(LENGTHS, "right")})
 
 
-def spectrograms(shape: Sequence[int], argument: str = "input_features") -> Batch:
+def spectrograms(frames: int) -> Batch:
     """Spectrograms of one length."""
-    return Batch({argument: _noise(2, *shape)}, {"last_hidden_state": None})
+    return Batch({"input_values": _noise(2, frames, MELS)}, {"last_hidden_state": None})
 
 
-def padded_spectrograms(factor: int = 1, width: int = MELS) -> Batch:
+def padded_spectrograms(factor: int = 1) -> Batch:
     """Spectrograms with padding on the right, of which a model keeps one frame in `factor`."""
     mask = _places([factor * n for n in LENGTHS], "right").long()
-    given = {"input_features": _noise(*mask.shape, width), "attention_mask": mask}
+    given = {"input_features": _noise(*mask.shape, MELS), "attention_mask": mask}
     return Batch(given, {"last_hidden_state": _places(LENGTHS, "right")})
 
 

@@ -48,7 +48,7 @@ AUDIO = (
     _model(
         "AST",
         "ASTModel",
-        partial(batches.spectrograms, (24, MELS), "input_values"),
+        partial(batches.spectrograms, 24),
         **WIDTH,
         **LAYERS,
         patch_size=4,
