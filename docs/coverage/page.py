@@ -54,8 +54,8 @@ because it adds something to the scores.
 
 For every model that is not refused, with weights that make attention far from uniform:
 
-- With one cluster, `{exact}`, the outputs are those of dense attention. "Difference" is the
-  largest one, relative to the largest output, and must be below {largest:.0e}.
+- With one cluster, `{exact}`, run by our kernel, the outputs are those of dense attention.
+  "Difference" is the largest one, relative to the largest output, and must be below {largest:.0e}.
 - Where the column "padding" says yes, rows have different lengths: padding is on the right for encoders and on the
   left for decoders. It holds words like any other place, and all outputs change by more than {sensitivity:.0%} if
   attention sees it.
@@ -142,6 +142,6 @@ def _cells(row: Row) -> list[str]:
 def _remark(row: Row) -> str:
     if row.verdict == "refused":
         (error,) = row.reasons
-        return error.partition("can be replaced: ")[2] or error.partition(";")[0]
+        return error.partition("can be replaced: ")[2].partition(" (smyrf.intercept_sdpa")[0]
     remarks = [f"{n} dense: {reason}" for reason, n in row.reasons.items()]
     return "; ".join(remarks + ["its pooling head, with one query, is dense"] * bool(row.n_heads))

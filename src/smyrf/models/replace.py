@@ -64,12 +64,10 @@ def replace_attention(model: nn.Module, method: Methods) -> Report:
     able = [one for one in found if not one.reason]
     kind = type(model).__name__
     if not able:
-        if found:
-            why = "; ".join(dict.fromkeys(one.reason for one in found))
-            raise ValueError(f"model: no attention layer of {kind} can be replaced: {why}")
+        why = "; ".join(dict.fromkeys(one.reason for one in found)) or f"{kind} has none of a transformers model"
         raise ValueError(
-            f"model: {kind} has no attention layer of a transformers model; smyrf.intercept_sdpa(method) serves all "
-            "code that calls F.scaled_dot_product_attention"
+            f"model: no attention layer of {kind} can be replaced: {why} (smyrf.intercept_sdpa serves code that calls "
+            "F.scaled_dot_product_attention)"
         )
     choices = _choose(method, [one.name for one in found if one.module is not None])
 
