@@ -469,7 +469,7 @@ def test_methods_that_do_not_fit_are_refused_before_anything_is_changed(method, 
             lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, **TOKENS, num_key_value_heads=2, head_dim=8)),
             "Gemma2Model does not support scaled_dot_product_attention",
         ),
-        (lambda: nn.TransformerEncoderLayer(8, 2), "has none of a transformers model .smyrf.intercept_sdpa"),
+        (lambda: nn.TransformerEncoderLayer(8, 2), "has no attention layer of transformers .smyrf.intercept_sdpa"),
     ],
     ids=["mpnet", "t5", "gemma2", "torch"],
 )

@@ -64,7 +64,7 @@ def replace_attention(model: nn.Module, method: Methods) -> Report:
     able = [one for one in found if not one.reason]
     kind = type(model).__name__
     if not able:
-        why = "; ".join(dict.fromkeys(one.reason for one in found)) or f"{kind} has none of a transformers model"
+        why = "; ".join(dict.fromkeys(one.reason for one in found)) or f"{kind} has no attention layer of transformers"
         raise ValueError(
             f"model: no attention layer of {kind} can be replaced: {why} (smyrf.intercept_sdpa serves code that calls "
             "F.scaled_dot_product_attention)"
