@@ -3,9 +3,21 @@
 from smyrf import nn
 from smyrf.attention import attention
 from smyrf.methods import Dense, PerHead, Smyrf, Tangent
+from smyrf.models.sdpa import intercept_sdpa
 from smyrf.tuning.plan import Plan
 from smyrf.tuning.schedule import AdaptiveSchedule
 from smyrf.tuning.search import tune
 
-__all__ = ["AdaptiveSchedule", "Dense", "PerHead", "Plan", "Smyrf", "Tangent", "attention", "nn", "tune"]
+__all__ = [
+    "AdaptiveSchedule",
+    "Dense",
+    "PerHead",
+    "Plan",
+    "Smyrf",
+    "Tangent",
+    "attention",
+    "intercept_sdpa",
+    "nn",
+    "tune",
+]
 __version__ = "0.1.0"
