@@ -3,6 +3,7 @@
 from smyrf import nn
 from smyrf.attention import attention
 from smyrf.methods import Dense, PerHead, Smyrf, Tangent
+from smyrf.models.diffusers import intercept_diffusers
 from smyrf.models.sdpa import intercept_sdpa
 from smyrf.tuning.plan import Plan
 from smyrf.tuning.schedule import AdaptiveSchedule
@@ -16,6 +17,7 @@ __all__ = [
     "Smyrf",
     "Tangent",
     "attention",
+    "intercept_diffusers",
     "intercept_sdpa",
     "nn",
     "tune",

@@ -42,7 +42,8 @@ class SdpaCall(NamedTuple):
 
 
 class _Thread(threading.local):
-    taken = False
+    def __init__(self) -> None:
+        self.taken = False  # of each thread from the start: Dynamo cannot see an attribute appear
 
 
 _thread = _Thread()

@@ -5,6 +5,7 @@ Shapes: "…" any leading axes, N queries, M keys, D width, E value width.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,7 +22,7 @@ from smyrf.sdpa_mode import SdpaCall, SdpaMode, taken
 
 
 @contextmanager
-def intercept_sdpa(method: Method) -> Iterator[Calls]:
+def intercept_sdpa(method: Method, *, from_keys: int = 0) -> Iterator[Calls]:
     """Inside the block, calls of ``F.scaled_dot_product_attention`` attend by a method.
 
     Those of PyTorch's own modules are among them (``nn.MultiheadAttention`` and all that is built on it, in training
@@ -30,10 +31,11 @@ def intercept_sdpa(method: Method) -> Iterator[Calls]:
 
     A call that the method cannot serve runs as it would without the block, and is counted with the reason: one that
     asks for attention weights, whose mask is neither padding nor causal, or whose mask adds a bias to the scores. So
-    does one with a single query, and one so short that the method is exact.
+    does one with a single query, with few keys, or so short that the method is exact.
 
     Args:
         method: as in `smyrf.attention`; `smyrf.Smyrf` draws its clusters from PyTorch's own generator.
+        from_keys: calls with fewer keys than this stay dense.
 
     Yields:
         what became of the calls, counted as they are made.
@@ -52,8 +54,14 @@ def intercept_sdpa(method: Method) -> Iterator[Calls]:
         1 call by the method
     """
     check_method(method)
-    with Interception(method, Calls()) as mode:
-        yield mode.calls
+    check_from_keys(from_keys)
+    mode = Interception(method, Calls(), from_keys)
+    before, _thread.block = _thread.block, mode
+    try:
+        with mode:
+            yield mode.calls
+    finally:
+        _thread.block = before
 
 
 class Interception(SdpaMode):
@@ -68,14 +76,15 @@ class Interception(SdpaMode):
         0 calls by the method, 1 dense: the method is exact at this length (1)
     """
 
-    def __init__(self, method: Method, calls: Calls) -> None:
+    def __init__(self, method: Method, calls: Calls, from_keys: int = 0) -> None:
         super().__init__()
         self.method = method
         self.calls = calls
+        self.from_keys = from_keys
 
     def attend(self, call: SdpaCall, run: Callable[[], Tensor]) -> Tensor:
         with taken():
-            mask = read_call(call, self.method)
+            mask = read_call(call, self.method, self.from_keys)
             if mask.only_dense:
                 out = run()
                 self._count(mask.only_dense)
@@ -108,7 +117,33 @@ class Interception(SdpaMode):
             self.calls.by_method()
 
 
-def read_call(call: SdpaCall, method: Method) -> ReadMask:
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.block: Interception | None = None
+
+
+_thread = _Thread()
+
+
+def innermost() -> Interception | None:
+    """The `intercept_sdpa` that this thread is in.
+
+    Example:
+        >>> innermost() is None
+        True
+    """
+    return _thread.block
+
+
+def check_from_keys(from_keys: object) -> None:
+    """Raises unless `from_keys` is an int from 0."""
+    if not isinstance(from_keys, int) or isinstance(from_keys, bool):
+        raise TypeError(f"{from_keys=} must be an int")
+    if from_keys < 0:
+        raise ValueError(f"{from_keys=} must not be negative")
+
+
+def read_call(call: SdpaCall, method: Method, from_keys: int = 0) -> ReadMask:
     """The mask of a call as `smyrf.attention` takes it, or why the call stays as it is.
 
     Example:
@@ -126,6 +161,8 @@ def read_call(call: SdpaCall, method: Method) -> ReadMask:
     n_queries, n_keys = q.shape[-2], k.shape[-2]
     if n_queries == 1:
         return ReadMask(None, False, "one query")
+    if n_keys < from_keys:
+        return ReadMask(None, False, f"fewer than {from_keys:,} keys")
     if method.is_exact(n_queries, n_keys):
         return ReadMask(None, False, _EXACT)
     found = ReadMask(None, call.is_causal, "")
