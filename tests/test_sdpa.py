@@ -13,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import smyrf
 from smyrf import Dense, PerHead, Smyrf, Tangent, intercept_sdpa
 from smyrf.analysis.capture import CaptureAttention
+from smyrf.models.report import Calls
+from smyrf.models.sdpa import Interception
 from smyrf.sdpa_mode import SdpaCall, SdpaMode
 
 sdpa = F.scaled_dot_product_attention
@@ -570,6 +572,21 @@ def test_compiled_code_looks_at_a_mask_in_a_graph_break():
 
     with torch.no_grad(), intercept_sdpa(METHOD):
         torch.testing.assert_close(torch.compile(run, backend="eager")(x), run(x))
+
+
+def test_compiled_code_may_hold_the_mode_in_a_thread_that_has_attended_to_nothing_yet():
+    torch._dynamo.reset()
+    q, k, v = problem()
+    mode = Interception(METHOD, Calls())
+
+    def run(q):
+        with mode:
+            return sdpa(q.sin(), k, v)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    found = run_in_threads(lambda _: [compiled(q) for _ in range(3)], "a")[0]
+    expected = smyrf.attention(q.sin(), k, v, method=METHOD)
+    assert all(torch.allclose(out, expected, atol=1e-6) for out in found)
 
 
 def test_another_mode_around_the_block_still_sees_the_dense_call():
