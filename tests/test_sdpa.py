@@ -214,6 +214,13 @@ def test_transforms_and_forward_derivatives_are_left_to_pytorch():
     assert reason(calls) == "it has forward-mode derivatives"
 
 
+def test_an_empty_batch_or_no_heads():
+    for shape in ((0, 2, N, 8), (2, 0, N, 8)):
+        x, seen = torch.randn(shape), ~HIDDEN[: shape[0], None, None]
+        with intercept_sdpa(METHOD):
+            assert sdpa(x, x, x, seen).shape == sdpa(x, x, x).shape == shape
+
+
 def test_few_keys_can_stay_dense():
     q, k, v = problem()
     with intercept_sdpa(METHOD, from_keys=N + 1) as calls:

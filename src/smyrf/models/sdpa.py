@@ -96,7 +96,7 @@ class Interception(SdpaMode):
                 call.value,
                 method=self.method,
                 # (…, M), as many leading axes as there are before the heads
-                key_mask=None if mask.key_mask is None else mask.key_mask.reshape(*q.shape[:-3], -1),
+                key_mask=None if mask.key_mask is None else mask.key_mask.reshape(*q.shape[:-3], call.key.shape[-2]),
                 is_causal=mask.is_causal,
                 scale=call.scale,
                 dropout_p=call.dropout_p,
