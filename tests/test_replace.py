@@ -352,6 +352,14 @@ def test_t5_keeps_its_bias_and_its_cross_attention_is_replaced():
     assert {layer.reason for layer in report.dense} == {"a bias by position is added to its scores"}
 
 
+def test_a_layer_that_is_asked_for_and_cannot_be_replaced_raises():
+    model = t5()
+    name = "decoder.block.0.layer.0.SelfAttention"
+    with pytest.raises(ValueError, match=f"layer '{name}' cannot attend by another method: a bias by position"):
+        smyrf.replace_attention(model, {name: smyrf.Tangent()})
+    assert model.decoder.config._attn_implementation == "sdpa"
+
+
 def test_towers_of_clip_are_both_replaced():
     sizes = {name: SIZES[name] for name in SIZES if name not in ("vocab_size", "initializer_range")}
     config = CLIPConfig(
@@ -441,6 +449,7 @@ def test_a_layer_that_is_shared_gets_the_costliest_of_its_methods():
         ((smyrf.Tangent(),), ValueError, "1 methods for the 2 attention layers"),
         ((), ValueError, "0 methods for the 2 attention layers"),
         ({"encoder.layer.7": smyrf.Tangent()}, ValueError, "no layer 'encoder.layer.7'"),
+        ({}, ValueError, "method={} gives no layer a method"),
         ({3: smyrf.Tangent()}, TypeError, "3 must be the name of a layer"),
         ({"encoder.layer.0.attention.self": 0.25}, TypeError, "method=0.25 must be"),
         (plan_of(("", smyrf.Tangent(), 0, "")), ValueError, "does not name layers"),
