@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 .PHONY: demo test test-slow lint format coverage bench clean
 
-demo: $(VENV)/.demo  ## dense against SMYRF on a real pretrained encoder, and a short benchmark
+demo: $(VENV)/.demo  ## a real pretrained encoder with other attention against itself, and a short benchmark
 	$(BIN)/smyrf demo --output demo
 
 test: $(VENV)/.test  ## all tests but the slow ones, doctests included

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from smyrf import Smyrf, Tangent
-from smyrf.bench import peak, plots, results, run, table, timing
+from smyrf.bench import fresh, peak, plots, results, run, table, timing
 from smyrf.bench.cases import PRESETS, Plan, Problem
 from smyrf.bench.contenders import contender, eager_smyrf, needed_bytes
 from smyrf.bench.results import Measurement
@@ -59,8 +59,8 @@ def test_the_best_of_several_times_counts_and_slow_calls_run_once(monkeypatch):
 
 
 def test_peak_memory_is_that_of_the_call_alone():
-    if peak.can_measure():
-        pytest.skip(peak.can_measure())
+    if fresh.can_measure():
+        pytest.skip(fresh.can_measure())
     matrix = 2 * 2048 * 2048 * 4  # scores of two heads
     problem = Problem(1, 2, 2048, 16, "float32", backward=False)
     dense = peak.extra_bytes("eager dense", problem, None, 1, None)

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from smyrf import Dense, PerHead, Smyrf, Tangent
-from smyrf.methods import method_from_dict, method_to_dict
+from smyrf.methods import method_from_dict, method_to_dict, parse_method
 
 
 def test_cost_measures_are_the_papers():
@@ -93,3 +93,54 @@ def test_methods_of_heads_cost_what_they_cost_in_the_mean():
     for bad in ([Dense()], (), (PerHead((Dense(),)),)):
         with pytest.raises(TypeError, match="methods"):
             PerHead(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ("dense", Dense()),
+        ("tangent:0.25", Tangent(0.25)),
+        ("tangent:1.0", Tangent(1.0)),
+        ("tangent:128", Tangent(128)),
+        ("tangent:.5,levels=2,n_near=33", Tangent(0.5, levels=2, n_near=33)),
+        ("smyrf:8x32", Smyrf(8, 32)),
+        ("smyrf:8×32,deduplicate=true,transform=xbox", Smyrf(8, 32, deduplicate=True, transform="xbox")),
+    ],
+)
+def test_a_typed_method_is_the_one_that_is_meant(text, method):
+    assert parse_method(text) == method
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "'' is unknown"),
+        ("tangnt:0.25", "'tangnt:0.25' is unknown"),
+        ("per_head:2", "'per_head:2' is unknown"),
+        ("dense:2", "'dense:2' is unknown"),
+        ("tangent", "its size is missing"),
+        ("smyrf:8", "its size is missing"),
+        ("tangent:", "'' is not a number"),
+        ("tangent:nan", "'nan' is not a number"),
+        ("tangent:2.0", "budget=2.0 must be in"),
+        ("tangent:0", "budget=0 must be at least 1"),
+        ("tangent:-0.5", "budget=-0.5 must be in"),
+        ("smyrf:8x", "'' is not a number"),
+        ("smyrf:8.0x32", "n_hashes=8.0 must be an int"),
+        ("smyrf:0x32", "n_hashes=0 must be at least 1"),
+        ("tangent:0.25,levels", "'levels' is not option=value"),
+        ("tangent:0.25,level=2", "tangent has no option 'level'; it has budget"),
+        ("tangent:0.25,levels=two", "levels='two' must be an int"),
+        ("tangent:0.25,budget=2", "'budget=2' is given twice"),
+        ("smyrf:8x32,kind=dense", "'kind=dense' is given twice"),
+        ("smyrf:8x32,deduplicate=1", "deduplicate=1 must be a bool"),
+        ("smyrf:8x32,transform=F", "transform='F' must be one of"),
+        ("smyrf:8x32,levels=2x", "'2x' is not a number"),
+    ],
+)
+def test_a_typed_method_that_is_none_is_refused_with_the_reason_and_the_grammar(text, words):
+    with pytest.raises(ValueError, match="is not a method") as error:
+        parse_method(text)
+    assert words in str(error.value)
+    assert str(error.value).startswith(repr(text))
+    assert "write dense, tangent:0.25 (share of the keys), tangent:128" in str(error.value)

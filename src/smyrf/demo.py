@@ -1,4 +1,4 @@
-"""`smyrf demo`: the method on a real pretrained encoder, and a short benchmark.
+"""`smyrf demo`: a real pretrained encoder with other attention against itself, as a whole and layer by layer.
 
 The encoder is all-MiniLM-L6-v2 as a Python package carries it, the text is Python's own documentation:
 both are there without a download from a hub.
@@ -11,20 +11,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from smyrf.analysis.capture import Captured
-from smyrf.analysis.encoders import minilm_attention
+from smyrf.analysis.encoders import minilm_attention, minilm_path
 from smyrf.analysis.error import output_errors
+from smyrf.bench import fresh
 from smyrf.bench.quality.cases import family, label
-from smyrf.figures import save_figure
+from smyrf.compare import command
+from smyrf.figures import LOOKS, save_figure
 from smyrf.json_files import write_json
 from smyrf.methods import Method, Smyrf, Tangent
 
 LENGTH = 512
 N_DOCUMENTS = 8
+N_COMPARED = 32
 BUDGETS = (64, 128, 256)  # an eighth, a quarter and half of the keys
 METHODS: tuple[Method, ...] = (
     *(Smyrf(u // size, size, deduplicate=once) for once in (False, True) for u in BUDGETS for size in (16, 32, 64)),
@@ -92,14 +96,6 @@ def error_table(rows: list[dict[str, Any]]) -> Table:
     return found
 
 
-_LOOKS = {
-    "Smyrf": {"color": "#1f2937", "linestyle": "-"},
-    "Smyrf, pairs once": {"color": "#6b7280", "linestyle": "--"},
-    "Tangent, one level": {"color": "#f59e0b", "linestyle": "-"},
-    "Tangent, 2 levels": {"color": "#c2410c", "linestyle": "-"},
-}
-
-
 def plot_errors(rows: list[dict[str, Any]], path: Path) -> list[Path]:
     """Error against the share of keys visited, as `path`.png and `path`.svg."""
     import matplotlib
@@ -110,7 +106,7 @@ def plot_errors(rows: list[dict[str, Any]], path: Path) -> list[Path]:
     figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     for name, chosen in best_sizes(rows).items():
         shares, errors = [row["memory_share"] for row in chosen], [row["error"] for row in chosen]
-        axis.plot(shares, errors, marker="o", markersize=4, label=name, **_LOOKS[name])
+        axis.plot(shares, errors, marker="o", markersize=4, label=name, **LOOKS[name])
         for share, error in zip(shares, errors, strict=True):
             if name in ("Smyrf", "Tangent, 2 levels"):  # the outer curves, where there is room for figures
                 above = 6 if name == "Smyrf" else -13
@@ -135,8 +131,35 @@ def plot_errors(rows: list[dict[str, Any]], path: Path) -> list[Path]:
     return save_figure(figure, path)
 
 
-def run_demo(output: Path, console: Console) -> None:
-    """Errors on MiniLM: a table on the console, JSON and plots in `output`."""
+def run_comparison(output: Path, console: Console) -> None:
+    """MiniLM as a whole: tables on the console, JSON and plots in `output`."""
+    threads = torch.get_num_threads()
+    prepared = command.prepare(
+        minilm_path(),
+        "MiniLM",
+        kind="text",
+        path=None,
+        length=LENGTH,
+        documents=N_COMPARED,
+        batch=4,
+        threads=threads,
+        seed=0,
+        console=console,
+    )
+    command.compare(
+        prepared,
+        (),
+        max_error=0.05,
+        threads=threads,
+        memory=fresh.can_measure() is None,
+        json=output / "compare.json",
+        plot=output / "compare",
+        console=console,
+    )
+
+
+def run_errors(output: Path, console: Console) -> None:
+    """Errors of the layers of MiniLM: a table on the console, JSON and plots in `output`."""
     output.mkdir(parents=True, exist_ok=True)
     console.print(
         "MiniLM (6 layers, 12 heads of 32) reads Python's documentation; its attention is compared layer by layer."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import KW_ONLY, asdict, dataclass, fields
 from typing import Any, TypeAlias
 
@@ -344,6 +345,60 @@ def method_label(method: Method) -> str:
     if isinstance(method, Tangent):
         return f"Tangent {100 * method.budget:.3g}%" if isinstance(method.budget, float) else f"Tangent {method.budget}"
     return f"Smyrf {method.n_hashes}×{method.cluster_size}" if isinstance(method, Smyrf) else "Dense"
+
+
+# What `parse_method` reads, for messages and help.
+GRAMMAR = (
+    "dense, tangent:0.25 (share of the keys), tangent:128 (key visits) or smyrf:8x32 (rounds × cluster size), with "
+    "options behind it as in tangent:0.25,levels=2"
+)
+
+
+def parse_method(text: str) -> Method:
+    """The method that a user has typed: a kind, its size behind a colon, and options behind commas.
+
+    Raises:
+        ValueError: says what is wrong, and what can be written.
+
+    Example:
+        >>> parse_method("tangent:0.25").key_visits(512), parse_method("tangent:128,levels=2").levels
+        (128, 2)
+        >>> parse_method("smyrf:8x32,deduplicate=true") == Smyrf(8, 32, deduplicate=True)
+        True
+    """
+    head, *options = text.split(",")
+    kind, colon, size = head.partition(":")
+    sizes = re.split("[x×]", size)
+    try:
+        data: dict[str, Any] = {"kind": kind}
+        if kind == "tangent" and colon:
+            data["budget"] = _typed_number(size)
+        elif kind == "smyrf" and len(sizes) == 2:
+            data["n_hashes"], data["cluster_size"] = map(_typed_number, sizes)
+        elif kind != "dense" or colon:
+            raise ValueError("its size is missing" if kind in ("tangent", "smyrf") else f"{head!r} is unknown")
+        for option in options:
+            name, equals, value = option.partition("=")
+            if not equals or name in data:
+                raise ValueError(f"{option!r} is given twice" if equals else f"{option!r} is not option=value")
+            flags: dict[str, Any] = {"true": True, "false": False}
+            data[name] = flags.get(value, _typed_number(value) if value[:1].isdecimal() else value)
+        return method_from_dict(data)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a method: {error}; write {GRAMMAR}") from error
+
+
+def _typed_number(text: str) -> float | int:
+    """An int, or a float where there is a point.
+
+    Example:
+        >>> _typed_number("128"), _typed_number("1.0")
+        (128, 1.0)
+    """
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
 
 
 def _check_positive(method: Method, *names: str) -> None:

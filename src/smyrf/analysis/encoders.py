@@ -14,6 +14,13 @@ import torch.nn.functional as F
 
 from smyrf.analysis.capture import CaptureAttention, Captured
 
+# By what a model reads: the class in transformers, and how to call it.
+PROCESSORS = {
+    "text": ("AutoTokenizer", "tokenizer"),
+    "images": ("AutoImageProcessor", "image processor"),
+    "audio": ("AutoFeatureExtractor", "feature extractor"),
+}
+
 
 def documents(tokenizer: Any, n_documents: int, length: int) -> torch.Tensor:
     """Token ids ``(n_documents, length)`` of consecutive stretches of Python's documentation."""
@@ -45,6 +52,47 @@ def minilm_attention(n_documents: int, length: int) -> list[Captured]:
     return encoder_attention(minilm_path(), n_documents, length)
 
 
+def load_model(name: str, **options: Any) -> Any:
+    """A transformers model in eval mode; of an encoder–decoder the encoder.
+
+    Args:
+        name: a local path or a name on the hub.
+        options: for ``AutoModel.from_pretrained``.
+
+    Raises:
+        ValueError: says why the model cannot be loaded.
+    """
+    from transformers import AutoModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = _loaded(AutoModel, name, "", **options).eval()
+    return model.get_encoder() if model.config.is_encoder_decoder else model
+
+
+def load_processor(name: str, kind: str) -> Any:
+    """What turns the inputs of a model into tensors.
+
+    Args:
+        kind: one of `PROCESSORS`.
+
+    Raises:
+        ValueError: says why it cannot be loaded.
+    """
+    import transformers
+
+    loader, what = PROCESSORS[kind]
+    return _loaded(getattr(transformers, loader), name, f"its {what} ")
+
+
+def _loaded(kind: Any, name: str, what: str, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(name, **options)
+    except Exception as error:  # whatever is wrong with somebody's files, it is named
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{what}cannot be loaded: {first}") from error
+
+
 def load_encoder(name: str, n_documents: int, length: int) -> tuple[Any, dict[str, torch.Tensor]]:
     """A transformers model, and keyword arguments for it: real text.
 
@@ -55,18 +103,8 @@ def load_encoder(name: str, n_documents: int, length: int) -> tuple[Any, dict[st
     Raises:
         ValueError: names what is wrong: the model cannot be loaded, or has not enough positions.
     """
-    from transformers import AutoModel, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModel.from_pretrained(name, attn_implementation="sdpa").eval()
-    except (OSError, ValueError, ImportError) as error:
-        raise ValueError(f"cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-    if model.config.is_encoder_decoder:
-        model = model.get_encoder()
-    ids = documents(tokenizer, n_documents, length)
+    model = load_model(name)
+    ids = documents(load_processor(name, "text"), n_documents, length)
     return model, {"input_ids": ids, **stretch_positions(model, length)}
 
 

@@ -29,7 +29,9 @@ def once(run: Contender, problem: Problem) -> Callable[[], None]:
     return both if problem.backward else forward
 
 
-def seconds(calls: dict[str, Callable[[], None]], budget: float = 1.5) -> Iterator[tuple[str, float]]:
+def seconds(
+    calls: dict[str, Callable[[], None]], budget: float = 1.5, prepare: Callable[[str], object] = lambda name: None
+) -> Iterator[tuple[str, float]]:
     """Best times. Yields (name, seconds) after each turn of a contender, so that a bar can move.
 
     In a turn a contender is called once to find its memory and caches as it would leave them, then a few
@@ -37,14 +39,17 @@ def seconds(calls: dict[str, Callable[[], None]], budget: float = 1.5) -> Iterat
 
     Args:
         budget: seconds to spend on each contender.
+        prepare: is called with the name of a contender before its turn, off the clock.
     """
     best: dict[str, float] = {}
     spent: dict[str, float] = {}
     for name, call in calls.items():
+        prepare(name)
         best[name] = spent[name] = _time(call)
         yield name, best[name]
     while todo := [name for name in calls if best[name] < SLOW_SECONDS and spent[name] < budget]:
         for name in todo:
+            prepare(name)
             spent[name] += _time(calls[name])
             for _ in range(5):
                 now = _time(calls[name])

@@ -1,0 +1,109 @@
+"""What a model is compared with: methods, and what `smyrf.tune` finds for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from smyrf.bench.quality.cases import family as family_of
+from smyrf.methods import Dense, Method, Smyrf, Tangent, method_label, parse_method
+from smyrf.tuning.search import check_target
+
+# Shares of the keys that are visited by default, and the paper's cluster size there: its best on MiniLM.
+SHARES = (0.125, 0.25, 0.5)
+CLUSTER_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A method for each layer, found by `smyrf.tune` on the inputs.
+
+    Args:
+        max_error: that each layer may have.
+        fallback: stay dense where dense attention is as fast.
+    """
+
+    max_error: float
+    fallback: bool = True
+
+    def __post_init__(self) -> None:
+        check_target(self.max_error)
+
+
+Contender: TypeAlias = Method | Tuned
+
+
+def parse_contender(text: str, max_error: float) -> Contender:
+    """What a user has typed: a method, or tuned, tuned:ERROR and perhaps ,fallback=false.
+
+    Args:
+        max_error: of tuned without an error of its own.
+
+    Raises:
+        ValueError: says what is wrong, and what can be written.
+
+    Example:
+        >>> parse_contender("tuned", 0.05), parse_contender("tuned:0.1,fallback=false", 0.05)
+        (Tuned(max_error=0.05, fallback=True), Tuned(max_error=0.1, fallback=False))
+    """
+    also = "; or tuned, tuned:0.1 (error of each layer) and tuned:0.1,fallback=false"
+    head, _, option = text.partition(",")
+    kind, colon, error = head.partition(":")
+    try:
+        if kind != "tuned":
+            return parse_method(text)
+        if option not in ("", "fallback=true", "fallback=false"):
+            raise ValueError(f"{text!r} is not a method: {option!r} is unknown")
+        try:
+            return Tuned(float(error) if colon else max_error, option != "fallback=false")
+        except ValueError as wrong:
+            raise ValueError(f"{text!r} is not a method: {error!r} is not a number between 0 and 1") from wrong
+    except ValueError as wrong:
+        raise ValueError(f"{wrong}{also}") from wrong
+
+
+def default_contenders(n_keys: int, max_error: float) -> list[Contender]:
+    """Tangent and the paper's method at the same key visits, and tuned.
+
+    Example:
+        >>> [label(one) for one in default_contenders(512, 0.05)][:4]
+        ['Tangent 12.5%', 'Tangent 25%', 'Tangent 50%', 'Smyrf 4×16']
+    """
+    return [
+        *(Tangent(share) for share in SHARES),
+        *(Smyrf(max(1, round(share * n_keys / CLUSTER_SIZE)), CLUSTER_SIZE) for share in SHARES),
+        Tuned(max_error),
+    ]
+
+
+def label(contender: Contender) -> str:
+    """The name of a row.
+
+    Example:
+        >>> label(Tangent(0.25, levels=2)), label(Smyrf(8, 16)), label(Tuned(0.1, fallback=False))
+        ('Tangent 25%, 2 levels', 'Smyrf 8×16', 'tuned 0.1, no fallback')
+    """
+    if isinstance(contender, Tuned):
+        return f"tuned {contender.max_error:g}" + ", no fallback" * (not contender.fallback)
+    _, comma, variant = family_of(contender).partition(", ")
+    return method_label(contender) + comma + variant
+
+
+def family(contender: Contender) -> str:
+    """The name of a curve: contenders that differ in their sizes alone share it.
+
+    Example:
+        >>> family(Tangent(0.25)), family(Smyrf(8, 16, deduplicate=True)), family(Tuned(0.1))
+        ('Tangent', 'Smyrf, pairs once', 'tuned')
+    """
+    return "tuned" if isinstance(contender, Tuned) else family_of(contender)
+
+
+def without_dense(contenders: list[Contender]) -> list[Contender]:
+    """Each once, and no `Dense`, which is always there.
+
+    Example:
+        >>> without_dense([Dense(), Smyrf(8, 16), Smyrf(8, 16)])
+        [Smyrf(n_hashes=8, cluster_size=16, ...)]
+    """
+    return [one for one in dict.fromkeys(contenders) if not isinstance(one, Dense)]
