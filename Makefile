@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Pins of everything that is installed, torch first: a range would bring gigabytes of CUDA packages.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-slow lint format bench clean
+.PHONY: demo test test-slow lint format coverage bench clean
 
 demo: $(VENV)/.demo  ## a real pretrained encoder with other attention against itself, and a short benchmark
 	$(BIN)/smyrf demo --output demo
@@ -24,6 +24,9 @@ lint: $(VENV)/.lint
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+coverage: $(VENV)/.test  ## which architectures replace_attention covers: docs/coverage.md
+	$(BIN)/python -m docs.coverage
 
 bench: $(VENV)/.demo  ## the paper's two profiling experiments; takes about half an hour
 	$(BIN)/smyrf bench --preset batch1 --json benchmarks/results/batch1.json --plot benchmarks/results/batch1

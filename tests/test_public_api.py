@@ -31,7 +31,8 @@ def test_every_module_says_what_it_is(module):
 
 
 def test_importing_smyrf_imports_nothing_optional():
-    code = "import sys, smyrf; print([m for m in ('transformers', 'matplotlib', 'typer', 'rich') if m in sys.modules])"
+    optional = ("transformers", "diffusers", "matplotlib", "typer", "rich")
+    code = f"import sys, smyrf; print([m for m in {optional} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -157,6 +157,14 @@ def test_dense_stays_where_it_is_as_fast(clock, speedup, dense):
     assert layer.error == 0.0 or not dense
 
 
+def test_a_plan_says_from_how_many_keys_on_it_is_faster(monkeypatch):
+    monkeypatch.setattr(crossover, "_measure", lambda call, method: Timing(1.0, 300 / call.n_keys))
+    layer = smyrf.tune(smooth(1, 2, 1300, 8), max_error=0.3).layers[0]
+    assert (layer.method == Dense(), layer.from_keys) == (False, 325)  # at 162 it would take twice as long
+    assert smyrf.tune(smooth(1, 2, 1300, 8), max_error=0.3, fallback=False).layers[0].from_keys == 0
+    assert smyrf.tune(smooth(1, 2, 200, 8), max_error=0.3).layers[0].from_keys == 0  # dense
+
+
 def test_times_are_measured_once_and_kept_on_disk(clock, cache, monkeypatch):
     qkv = smooth(1, 2, 200, 8)
     first = smyrf.tune(qkv, max_error=0.3)
@@ -217,6 +225,21 @@ def test_a_model_is_left_as_it_was_found():
     with pytest.raises(TypeError):
         smyrf.tune(model, (x, x), max_error=0.5)
     assert [module.training for module in model.modules()] == before
+
+
+def test_calls_know_the_innermost_module_that_made_them():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Layer()
+
+        def forward(self, x):
+            return self.inner(F.scaled_dot_product_attention(x, x, x)) + self.inner(x)
+
+    model = nn.Sequential(Twice(), Layer())
+    calls = model_calls(model, torch.randn(1, 2, 9, 8))
+    assert [call.name for call in calls] == ["0", "0.inner", "0.inner", "1"]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize("kind", ["bool", "float", "min"])

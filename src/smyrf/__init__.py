@@ -3,7 +3,9 @@
 from smyrf import nn
 from smyrf.attention import attention
 from smyrf.methods import Dense, PerHead, Smyrf, Tangent
+from smyrf.models.diffusers import intercept_diffusers
 from smyrf.models.replace import dense, replace_attention, restore_attention
+from smyrf.models.sdpa import intercept_sdpa
 from smyrf.tuning.plan import Plan
 from smyrf.tuning.schedule import AdaptiveSchedule
 from smyrf.tuning.search import tune
@@ -17,6 +19,8 @@ __all__ = [
     "Tangent",
     "attention",
     "dense",
+    "intercept_diffusers",
+    "intercept_sdpa",
     "nn",
     "replace_attention",
     "restore_attention",

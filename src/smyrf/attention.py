@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from smyrf.causal import causal_groups
 from smyrf.grouping import group
 from smyrf.kernels import attend, check_backend
 from smyrf.methods import Method, PerHead, Smyrf, check_method
+from smyrf.sdpa_mode import exact_attention
 from smyrf.seeds import check_generator, draw_seed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -108,7 +108,7 @@ def seeded_attention(
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name}={flag!r} must be a bool")
-    _check_tensors(q, k, v, key_mask, enable_gqa)
+    check_tensors(q, k, v, key_mask, enable_gqa)
     if isinstance(method, PerHead):
         return _by_head(
             q,
@@ -150,7 +150,7 @@ def seeded_attention(
     if q.numel() == 0 or (exact and not asked and not (is_causal and key_mask is not None)):
         mask = None if key_mask is None else key_mask[:, None, None]  # (batch, 1, 1, M)
         gqa = q.shape[1] != k.shape[1]
-        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
+        out = exact_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
     else:
         # Only what is random draws a number: PyTorch's own generator is left alone otherwise.
         seed = draw_seed(generator if isinstance(method, Smyrf) else 0)
@@ -239,7 +239,8 @@ def four_axes(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, enable_gqa: bool) -> None:
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, enable_gqa: bool) -> None:
+    """Raises unless `attention` can take these."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(x).__name__}")

@@ -84,6 +84,16 @@ def causal_groups(
     return lists
 
 
+def causal_is_exact(n_queries: int, n_keys: int) -> bool:
+    """Whether any method is dense attention here: all is one block of the diagonal.
+
+    Example:
+        >>> causal_is_exact(256, 256), causal_is_exact(256, 255), causal_is_exact(257, 257)
+        (True, False, False)
+    """
+    return n_queries <= min(n_keys, BASE_LENGTH)
+
+
 def causal_key_visits(method: Method, n_queries: int, n_keys: int) -> int:
     """Keys that a query is compared with, in the mean over the queries: on the diagonal, and in each plain part.
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# A float mask hides by -inf or by a number like this one; what is greater is a bias.
-HIDDEN = -1e4
+# A float mask hides by -inf or by a number like this one, -1e4 in bfloat16; what is greater is a bias.
+HIDDEN = -9984.0
 
 
 class ReadMask(NamedTuple):
@@ -58,7 +58,8 @@ def read_mask(mask: Tensor, batch: int, n_queries: int, n_keys: int) -> ReadMask
         return ReadMask(None, False, "its mask differs between heads")
     mask = mask[:, 0]  # (batch or 1, N or 1, M or 1)
     last = mask[:, -1].expand(batch, n_keys)  # (batch, M)
-    key_mask = None if bool(last.all()) else last
+    # In a compiled graph a look at the data would break it, so there padding stays a mask whatever it hides.
+    key_mask = None if not torch.compiler.is_compiling() and bool(last.all()) else last
     if mask.shape[1] == 1 or bool((mask == mask[:, -1:]).all()):
         return ReadMask(key_mask, False, "")
     ones = torch.ones(n_queries, n_keys, dtype=torch.bool, device=mask.device)

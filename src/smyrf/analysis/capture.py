@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+
+from smyrf.sdpa_mode import SdpaCall, SdpaMode
 
 
 class Captured(NamedTuple):
@@ -28,7 +27,7 @@ class Captured(NamedTuple):
     scale: float
 
 
-class CaptureAttention(TorchFunctionMode):
+class CaptureAttention(SdpaMode):
     """Inside the block, remembers the arguments of every attention call; the calls run as they would.
 
     Attributes:
@@ -45,6 +44,8 @@ class CaptureAttention(TorchFunctionMode):
         (1, 0.5)
     """
 
+    sees_ours = True
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Captured] = []
@@ -54,31 +55,11 @@ class CaptureAttention(TorchFunctionMode):
     def n_restricted(self) -> int:
         return sum(is_causal or _hides(mask) for mask, is_causal in self.masks)
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            self._remember(*args, **kwargs)
-        if func is not F.multi_head_attention_forward:
-            return func(*args, **kwargs)
-        attend = F.scaled_dot_product_attention
-
-        # PyTorch runs what it hands to a mode with the mode switched off, and this function attends inside.
-        def remembered(*args: Any, **kwargs: Any) -> Tensor:
-            self._remember(*args, **kwargs)
-            return attend(*args, **kwargs)
-
-        with patch.object(F, "scaled_dot_product_attention", remembered):
-            return func(*args, **kwargs)
-
-    def _remember(self, *args: Any, **kwargs: Any) -> None:
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        named = dict(zip(names, args, strict=False)) | kwargs
-        q, k, v = (named[name].detach() for name in ("query", "key", "value"))
-        scale = named.get("scale")
-        self.calls.append(Captured(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale))
-        self.masks.append((named.get("attn_mask"), bool(named.get("is_causal"))))
+    def attend(self, call: SdpaCall, run: Callable[[], Tensor]) -> Tensor:
+        q, k, v = call.query.detach(), call.key.detach(), call.value.detach()
+        self.calls.append(Captured(q, k, v, q.shape[-1] ** -0.5 if call.scale is None else call.scale))
+        self.masks.append((call.attn_mask, call.is_causal))
+        return run()
 
 
 def _hides(mask: Tensor | None) -> bool:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from torch import nn
 
-from smyrf.methods import Dense, Method, check_method
+from smyrf.methods import Dense
+from smyrf.models.choice import NOT_GIVEN, Methods, check_methods, choose
+from smyrf.models.diffusers import is_intercepted
 from smyrf.models.report import Layer, Report
+from smyrf.models.sdpa import innermost, intercept_sdpa
 from smyrf.nn import MultiheadAttention, SmyrfAttention
-from smyrf.tuning.plan import Plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from smyrf.models.transformers import Found
-
-Methods: TypeAlias = Method | Plan | Mapping[str, Method] | Sequence[Method]
-
-ASKED = "Dense was asked for"
-NOT_GIVEN = "no method was given for it"
 
 
 def replace_attention(model: nn.Module, method: Methods) -> Report:
@@ -59,28 +56,27 @@ def replace_attention(model: nn.Module, method: Methods) -> Report:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    _check(method)
+    check_methods(method)
     found = _find(model)
     able = [one for one in found if not one.reason]
     kind = type(model).__name__
     if not able:
-        if found:
-            why = "; ".join(dict.fromkeys(one.reason for one in found))
-            raise ValueError(f"model: no attention layer of {kind} can be replaced: {why}")
+        why = "; ".join(dict.fromkeys(one.reason for one in found)) or f"{kind} has no attention layer of transformers"
         raise ValueError(
-            f"model: {kind} has no attention layer of a transformers model; smyrf.intercept_sdpa(method) serves all "
-            "code that calls F.scaled_dot_product_attention"
+            f"model: no attention layer of {kind} can be replaced: {why} (smyrf.intercept_sdpa serves code that calls "
+            "F.scaled_dot_product_attention)"
         )
-    choices = _choose(method, [one.name for one in found if one.module is not None])
+    names = [one.name for one in found if one.module is not None]
+    choices = choose(method, names, {one.name: one.reason for one in found if one.reason})
 
     from smyrf.models.transformers import ATTRIBUTE, NAME, Attached, window
 
     layers = []
     for one in found:
-        chosen, from_keys, reason = choices.get(one.name, (Dense(), 0, one.reason or NOT_GIVEN))
-        reason = one.reason or reason
+        chosen = choices.get(one.name, NOT_GIVEN)
+        reason = one.reason or chosen.reason
         limit = None if one.module is None else window(one.module)
-        layers.append(Layer(one.name, Dense() if reason else chosen, from_keys, limit, reason))
+        layers.append(Layer(one.name, Dense() if reason else chosen.method, chosen.from_keys, limit, reason))
     before = _before(model)
     for one, layer in zip(found, layers, strict=True):
         if one.module is not None:
@@ -118,8 +114,9 @@ def restore_attention(model: nn.Module) -> None:
 def dense(model: nn.Module) -> Iterator[None]:
     """Inside the block a model attends densely, whatever has been replaced; behind it as before.
 
-    For layers that `replace_attention` has replaced, for models loaded with ``attn_implementation="smyrf"``, and for
-    modules of `smyrf.nn`. It is the model that changes: other threads that run it meanwhile see dense attention too.
+    For layers that `replace_attention` has replaced, for models loaded with ``attn_implementation="smyrf"``, for
+    modules of `smyrf.nn`, and inside blocks of `intercept_sdpa` and `intercept_diffusers`. It is the model that
+    changes: other threads that run it meanwhile see dense attention too (of those blocks only this thread is let out).
 
     Example:
         >>> import smyrf, torch
@@ -137,12 +134,14 @@ def dense(model: nn.Module) -> Iterator[None]:
     methods = [module.method for module in ours]
     switched = _before(model) if _may_have_transformers() else []
     now = [config._attn_implementation for config, _ in switched]
+    intercepted = innermost() is not None or any(is_intercepted(module) for module in model.modules())
     try:
         for module in ours:
             module.method = Dense()
         for config, implementation in switched:
             config._attn_implementation_internal = implementation
-        yield
+        with intercept_sdpa(Dense()) if intercepted else nullcontext():
+            yield
     finally:
         for module, method in zip(ours, methods, strict=True):
             module.method = method
@@ -176,64 +175,3 @@ def _before(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
             was = config._attn_implementation
             known.setdefault(id(config), (config, "sdpa" if was == NAME else was))
     return list(known.values())
-
-
-def _check(method: object) -> None:
-    if isinstance(method, Plan):
-        return
-    if isinstance(method, Mapping):
-        for name, one in method.items():
-            if not isinstance(name, str):
-                raise TypeError(f"method: {name!r} must be the name of a layer")
-            check_method(one)
-        return
-    if isinstance(method, Sequence) and not isinstance(method, str):
-        for one in method:
-            check_method(one)
-        return
-    check_method(method)
-
-
-def _choose(method: Methods, names: list[str]) -> dict[str, tuple[Method, int, str]]:
-    """For layers by name: the method, the number of keys it is used from on, and why the layer stays dense."""
-    if isinstance(method, Plan):
-        return _planned(method, names)
-    if isinstance(method, Mapping):
-        for name in method:
-            if name not in names:
-                raise ValueError(f"method: there is no layer {name!r}; the layers are {', '.join(names)}")
-        chosen = dict(method)
-    elif isinstance(method, Sequence):
-        if len(method) != len(names):
-            raise ValueError(
-                f"method has {len(method)} methods for the {len(names)} attention layers of the model: "
-                f"{', '.join(names)}; a plan of smyrf.tune is given as a whole"
-            )
-        chosen = dict(zip(names, method, strict=True))
-    else:
-        chosen = dict.fromkeys(names, method)
-    return {name: (one, 0, ASKED if isinstance(one, Dense) else "") for name, one in chosen.items()}
-
-
-def _planned(plan: Plan, names: list[str]) -> dict[str, tuple[Method, int, str]]:
-    """What a plan says of the layers; it may have been made for a part of the model, or for a model around it."""
-    chosen: dict[str, tuple[Method, int, str]] = {}
-    if not any(layer.name for layer in plan.layers):
-        raise ValueError("method: the plan was made from q, k and v and does not name layers: give plan.methods")
-    costs: dict[str, float] = {}
-    for layer in plan.layers:
-        fits = [
-            name
-            for name in names
-            if name == layer.name or name.endswith("." + layer.name) or layer.name.endswith("." + name)
-        ]
-        if len(fits) != 1:
-            what = "no layer" if not fits else f"the layers {', '.join(fits)} alike"
-            raise ValueError(f"method: {layer.name!r} of the plan fits {what}; the layers are {', '.join(names)}")
-        # A module that is called several times, as in ALBERT, has to be good enough for each call.
-        cost = layer.key_visits / layer.n_keys
-        if cost >= costs.get(fits[0], 0.0):
-            costs[fits[0]] = cost
-            reason = layer.reason if isinstance(layer.method, Dense) else ""
-            chosen[fits[0]] = (layer.method, layer.from_keys, reason)
-    return chosen

@@ -29,7 +29,10 @@ NAME = "smyrf"
 DEFAULT = Tangent()
 # The attribute by which an attention module knows its `Attached`.
 ATTRIBUTE = "_smyrf_attached"
+# Attributes of tensors that all layers of a model share: what was found out, or made of them, once.
+_WHY_DENSE, _FOUR_AXES, _ZERO = "_smyrf_why_dense", "_smyrf_four_axes", "_smyrf_zero"
 
+NOT_ASKED = "does not ask transformers for its attention"
 POSITION_BIAS = "a bias by position is added to its scores"
 ONE_QUERY = "one query: a step of decoding"
 CONTINUES = "its queries continue a cache"
@@ -104,7 +107,7 @@ def smyrf_mask(
     causal = allow_is_causal_skip and unlimited and (mask_function is causal_mask_function or windowed)
     plain = allow_is_bidirectional_skip and unlimited and (mask_function is bidirectional_mask_function or windowed)
     if not plain and not (causal and q_length > 1 and from_start):
-        return sdpa_mask(
+        mask = sdpa_mask(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
@@ -117,6 +120,9 @@ def smyrf_mask(
             allow_is_bidirectional_skip=allow_is_bidirectional_skip,
             **kwargs,
         )
+        if mask is not None and not tracing:
+            setattr(mask, _WHY_DENSE, OWN_MASK if unlimited and not causal else CONTINUES if unlimited else WINDOW)
+        return mask
     if attention_mask is None:
         return None
     missing = kv_length + kv_offset - attention_mask.shape[-1]  # places of a static cache that are not in use yet
@@ -162,8 +168,6 @@ def smyrf_attention(
     key_mask, causal, reason = _read(query, key, attention_mask, is_causal)
     if position_bias is not None:
         reason = POSITION_BIAS
-    elif reason == OWN_MASK and window(module) is not None:
-        reason = WINDOW
     reason = layer.reason or reason
     if not reason and key.shape[2] < layer.from_keys:
         reason = SHORT
@@ -175,7 +179,7 @@ def smyrf_attention(
             query,
             key,
             value,
-            _four_axes(attention_mask, query.shape[2], is_causal),
+            _four_axes(attention_mask, query.shape[2]),
             dropout=dropout,
             scaling=scaling,
             is_causal=is_causal,
@@ -202,19 +206,24 @@ def find_attention(model: nn.Module) -> list[Found]:
     """The attention modules of all transformers models in a module, in the order of its modules."""
     found = []
     for name, module, parents in _with_parents(model):
-        owners = [parent for _, parent in parents if isinstance(parent, PreTrainedModel)]
-        unreached = isinstance(module, PreTrainedModel) and not module._can_set_attn_implementation()
-        if unreached and all(owner._can_set_attn_implementation() for owner in owners):
-            found.append(Found(name, None, (), f"{type(module).__name__} does not ask transformers for its attention"))
-        if not owners or not _dispatches(type(module)):
+        owners = [parent for parent in parents if isinstance(parent, PreTrainedModel)]
+        kind = type(module).__name__
+        if isinstance(module, PreTrainedModel):
+            if not module._can_set_attn_implementation() and all(one._can_set_attn_implementation() for one in owners):
+                found.append(Found(name, None, (), f"{kind} {NOT_ASKED}"))
             continue
-        owner = owners[-1]
+        if not owners or not owners[-1]._can_set_attn_implementation():
+            continue
+        if not _dispatches(module):
+            if _attends(module):
+                found.append(Found(name, None, (), f"{kind} {NOT_ASKED}"))
+            continue
         reason = ""
-        if not owner._supports_sdpa:
-            reason = f"{type(owner).__name__} does not support scaled_dot_product_attention"
-        elif _has_position_bias(type(module)) and not name.endswith("EncDecAttention"):
+        if not owners[-1]._supports_sdpa:
+            reason = f"{type(owners[-1]).__name__} does not support scaled_dot_product_attention"
+        elif _has_position_bias(module, name):
             reason = POSITION_BIAS
-        configs = [getattr(one, "config", None) for one in (module, *(parent for _, parent in reversed(parents)))]
+        configs = [getattr(one, "config", None) for one in (module, *reversed(parents))]
         found.append(
             Found(name, module, tuple(config for config in configs if isinstance(config, PreTrainedConfig)), reason)
         )
@@ -224,16 +233,18 @@ def find_attention(model: nn.Module) -> list[Found]:
 def window(module: nn.Module) -> int | None:
     """Tokens that a layer looks back, beyond which it is dense; None if it sees all."""
     size = getattr(module, "sliding_window", None)
+    if not hasattr(module, "sliding_window") and "sliding_window" in _source(type(module).forward):
+        size = getattr(getattr(module, "config", None), "sliding_window", None)  # all layers have it, as in Mistral
     return size if isinstance(size, int) and size > 0 else None
 
 
-def _with_parents(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[tuple[str, nn.Module]]]]:
+def _with_parents(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[nn.Module]]]:
     """Name and module of all modules, each with those that it is in, outermost first."""
     modules = dict(model.named_modules())
     for name, module in modules.items():
         parts = name.split(".") if name else []
         above = [".".join(parts[:i]) for i in range(len(parts))]
-        yield name, module, [(one, modules[one]) for one in above if one in modules]
+        yield name, module, [modules[one] for one in above if one in modules]
 
 
 @cache
@@ -244,13 +255,27 @@ def _source(forward: Callable[..., Any]) -> str:
         return ""
 
 
-def _dispatches(kind: type[nn.Module]) -> bool:
+def _dispatches(module: nn.Module) -> bool:
     """Whether a module asks transformers for its attention function, which its source says."""
-    return "ALL_ATTENTION_FUNCTIONS" in _source(kind.forward)
+    return "ALL_ATTENTION_FUNCTIONS" in _source(type(module).forward)
 
 
-def _has_position_bias(kind: type[nn.Module]) -> bool:
-    return "position_bias=position_bias" in _source(kind.forward)
+def _attends(module: nn.Module) -> bool:
+    """Whether a module attends by itself, as far as its source says."""
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    source = _source(type(module).forward)
+    return "Att" in type(module).__name__ and ("scaled_dot_product_attention(" in source or "softmax(" in source)
+
+
+def _has_position_bias(module: nn.Module, name: str) -> bool:
+    """Whether a layer adds a bias to its scores that depends on positions."""
+    if any(
+        getattr(module, one, None) is not None for one in ("relative_position_bias", "relative_position_bias_table")
+    ):
+        return True
+    # T5 and its kin hand one over in all layers, of zeros in cross-attention.
+    return "position_bias=position_bias" in _source(type(module).forward) and not name.endswith("EncDecAttention")
 
 
 def _refuse(module: nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
@@ -279,8 +304,8 @@ def _read(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> t
         return None, False, ONE_QUERY
     if mask is None:
         return None, is_causal, ""
-    if mask.dim() == 2 and mask.dtype == torch.bool:
-        return mask, is_causal, ""
+    if mask.dim() == 2 and mask.dtype == torch.bool:  # from `smyrf_mask`, whatever the layer says of itself
+        return mask, True, ""
     if mask.dim() != 4:
         raise ValueError(
             f"attention_mask has the shape {tuple(mask.shape)} and the dtype {mask.dtype}, but it must be 2-D and bool "
@@ -288,22 +313,21 @@ def _read(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> t
         )
     if mask.shape[1] == mask.shape[2] == 1 and mask.dtype == torch.bool:
         return mask[:, 0, 0].expand(batch, -1), False, ""
-    if mask.shape[2] == 1 or mask.stride(2) == 0:
-        key_mask, _, reason = read_mask(mask, batch, n_queries, n_keys)
-        return key_mask, False, reason
-    return None, False, CONTINUES if is_causal and n_queries < n_keys else OWN_MASK
+    known: str | None = getattr(mask, _WHY_DENSE, None)
+    if known is not None:
+        return None, False, known
+    return read_mask(mask, batch, n_queries, n_keys)
 
 
-def _four_axes(mask: Tensor | None, n_queries: int, is_causal: bool) -> Tensor | None:
+def _four_axes(mask: Tensor | None, n_queries: int) -> Tensor | None:
     """A mask as PyTorch's function takes it; made once for all layers that share it."""
     if mask is None or mask.dim() != 2:
         return mask
-    if not is_causal or n_queries == 1:
-        return mask[:, None, None]  # (batch, 1, 1, M)
-    made: Tensor | None = getattr(mask, ATTRIBUTE, None)
+    made: Tensor | None = getattr(mask, _FOUR_AXES, None)
     if made is None:
         made = mask.new_ones(n_queries, mask.shape[1]).tril() & mask[:, None, None]  # (batch, 1, N, M)
-        setattr(mask, ATTRIBUTE, made)
+        if not torch.compiler.is_compiling():
+            setattr(mask, _FOUR_AXES, made)
     return made
 
 
@@ -311,10 +335,11 @@ def _is_zero(position_bias: Tensor) -> bool:
     """Whether a bias adds nothing, as in T5's cross-attention; looked at once for all layers that share it."""
     if position_bias.requires_grad:
         return False
-    known: bool | None = getattr(position_bias, ATTRIBUTE, None)
+    known: bool | None = getattr(position_bias, _ZERO, None)
     if known is None:
         known = not bool(position_bias.any())
-        setattr(position_bias, ATTRIBUTE, known)
+        if not torch.compiler.is_compiling():
+            setattr(position_bias, _ZERO, known)
     return known
 
 

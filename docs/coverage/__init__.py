@@ -1,0 +1,1 @@
+"""docs/coverage.md, made by running: what replacing attention does with many architectures."""
