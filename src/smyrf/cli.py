@@ -307,12 +307,10 @@ def compare(
 ) -> None:
     """A model with other attention against itself: drift of its outputs, key visits, memory and time.
 
-    Without --text, --images or --audio it reads a sample: Python's documentation, crops of a photograph, or
-    synthesised sounds.
+    Without --text, --images or --audio: Python's documentation, crops of a photograph, or synthesised sounds.
     """
     import torch
 
-    from smyrf.analysis.encoders import minilm_path
     from smyrf.bench import fresh
     from smyrf.compare import command
     from smyrf.compare.contenders import parse_contender
@@ -347,8 +345,7 @@ def compare(
     console = Console()
     try:
         prepared = command.prepare(
-            minilm_path() if model == "minilm" else model,
-            "MiniLM" if model == "minilm" else Path(model).name,
+            model,
             kind=kind,
             path=inputs,
             length=length,

@@ -17,7 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from smyrf.analysis.capture import Captured
-from smyrf.analysis.encoders import minilm_attention, minilm_path
+from smyrf.analysis.encoders import minilm_attention
 from smyrf.analysis.error import output_errors
 from smyrf.bench import fresh
 from smyrf.bench.quality.cases import family, label
@@ -135,8 +135,7 @@ def run_comparison(output: Path, console: Console) -> None:
     """MiniLM as a whole: tables on the console, JSON and plots in `output`."""
     threads = torch.get_num_threads()
     prepared = command.prepare(
-        minilm_path(),
-        "MiniLM",
+        "minilm",
         kind="text",
         path=None,
         length=LENGTH,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 
+from smyrf.analysis.encoders import minilm_path
 from smyrf.bench import results
 from smyrf.bench.table import duration
 from smyrf.compare.contenders import Contender, default_contenders, without_dense
@@ -30,18 +31,20 @@ class Prepared:
     """A model and its inputs, both known to be good.
 
     Args:
-        name: a path or a hub name.
-        source: what to call it.
+        name: minilm, or a path or a hub name.
         kind: what it reads: text, images or audio.
         path: of the inputs; None for a sample.
     """
 
     name: str
-    source: str
     kind: str
     path: Path | None
     inputs: Inputs
     comparison: Comparison
+
+    @property
+    def title(self) -> str:
+        return title_of(self.name)
 
     def config(self) -> dict[str, Any]:
         """For the result file."""
@@ -60,9 +63,23 @@ class Prepared:
         }
 
 
+def title_of(name: str) -> str:
+    """What to call a model.
+
+    Example:
+        >>> title_of("minilm"), title_of("openai/clip-vit-base-patch32")
+        ('MiniLM', 'clip-vit-base-patch32')
+    """
+    return "MiniLM" if name == "minilm" else Path(name).name or name
+
+
+def located(name: str) -> str:
+    """Where to load a model from."""
+    return minilm_path() if name == "minilm" else name
+
+
 def prepare(
     name: str,
-    source: str,
     *,
     kind: str | None,
     path: Path | None,
@@ -76,6 +93,7 @@ def prepare(
     """Loads a model and its inputs, and runs it once.
 
     Args:
+        name: minilm, or a path or a hub name.
         kind: of the inputs; None for what the model reads.
         path: a file or a folder with them; None for a sample.
 
@@ -84,10 +102,11 @@ def prepare(
         ValueError: says what is wrong with the model, or that it has nothing to replace.
     """
     torch.set_num_threads(threads)
-    with console.status(f"loading {escape(source)}") as status:
-        model, kind = load_subject(name, kind)
+    title = escape(title_of(name))
+    with console.status(f"loading {title}") as status:
+        model, kind = load_subject(located(name), kind)
         inputs = load_inputs(
-            name,
+            located(name),
             model,
             kind,
             path,
@@ -97,9 +116,9 @@ def prepare(
             seed=seed,
             found=lambda n: status.update(f"reading: {n} of {documents} documents that are long enough"),
         )
-        status.update(f"running {escape(source)}")
+        status.update(f"running {title}")
         comparison = Comparison(model, inputs.batches, seed, _bars(console))
-    return Prepared(name, source, kind, path, inputs, comparison)
+    return Prepared(name, kind, path, inputs, comparison)
 
 
 def compare(
@@ -119,10 +138,10 @@ def compare(
         contenders: none for those by default.
         max_error: of the contender `Tuned` by default.
     """
-    comparison, source, says = prepared.comparison, prepared.source, prepared.inputs.says
+    comparison, title, says = prepared.comparison, prepared.title, prepared.inputs.says
     chosen = without_dense(list(contenders) or default_contenders(comparison.n_keys, max_error))
     machine = f"{results.machine()['cpu']}, {threads} thread{'s' * (threads > 1)}"
-    console.print(f"[bold]smyrf compare[/]: {escape(f'{source}, {says}; {machine}')}", highlight=False)
+    console.print(f"[bold]smyrf compare[/]: {escape(f'{title}, {says}; {machine}')}", highlight=False)
     rows = [comparison.dense()]
 
     def keep() -> None:
@@ -139,11 +158,14 @@ def compare(
         for i, row in enumerate(comparison.track(rows.copy(), "peak memory", len(rows))):
             rows[i] = _with_memory(prepared, row, rows[0], threads)
             keep()
-    _show(rows, source, console)
+    console.print(drift_table(rows, f"How far the outputs of {escape(title)} move, without retraining"))
+    console.print(cost_table(rows, f"What {escape(title)} costs"))
+    for line in remarks(rows):
+        console.print(escape(line), highlight=False)
     if json is not None:
         console.print(f"written: {json}")
     if plot is not None:
-        for file in write_plot(rows, plot, f"{source}, {says}, no retraining"):
+        for file in write_plot(rows, plot, f"{title}, {says}, no retraining"):
             console.print(f"written: {file}")
     return rows
 
@@ -165,7 +187,7 @@ def _with_memory(prepared: Prepared, row: Row, dense: Row, threads: int) -> Row:
         return replace(row, extra_bytes=dense.extra_bytes)
     first = prepared.inputs.first(1)
     try:
-        found = extra_bytes(prepared.name, prepared.kind, first, row.methods, threads, row.label)
+        found = extra_bytes(located(prepared.name), prepared.kind, first, row.methods, threads, row.label)
     except RuntimeError as error:
         return replace(row, note=str(error))
     return replace(row, extra_bytes=found)
@@ -179,10 +201,3 @@ def _time(comparison: Comparison, rows: list[Row], console: Console) -> None:
             rows[i] = row
             if row.seconds is not None:
                 status.update(f"times: {row.label} {duration(row.seconds)} per document")
-
-
-def _show(rows: list[Row], source: str, console: Console) -> None:
-    console.print(drift_table(rows, f"How far the outputs of {source} move, without retraining"))
-    console.print(cost_table(rows, f"What {source} costs"))
-    for line in remarks(rows):
-        console.print(line, highlight=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from smyrf.analysis.encoders import documents, load_processor, stretch_positions
+from smyrf.compare.files import InputError
 from smyrf.compare.images import read_images, sample_images
 from smyrf.compare.sounds import read_sounds, sample_sounds
 from smyrf.compare.texts import choose_documents, read_documents
@@ -78,6 +80,9 @@ def load_inputs(
     if kind == "text":
         return _texts(processor, model, source, n_documents, length, batch_size, found)
     if kind == "images":
+        for module in ("PIL", *(["matplotlib"] if source is None else [])):
+            if find_spec(module) is None:
+                raise ValueError(f"it reads images, which needs {module}: pip install 'smyrf[plots]'")
         images = sample_images(n_documents, seed) if source is None else read_images(source, n_documents)
         says = "crops of a photograph" if source is None else f"images from {source.name}"
 
@@ -113,6 +118,8 @@ def _texts(
         rows = documents(tokenizer, n_documents, length).tolist()
     else:
         rows = choose_documents(read_documents(source), tokenizer, n_documents, length, found)
+    if not rows:
+        raise InputError("it holds no text that the model's tokenizer reads")
     positions = stretch_positions(model, length)
     batches = []
     for start in range(0, len(rows), batch_size):
