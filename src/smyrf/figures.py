@@ -11,7 +11,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "Smyrf, pairs once": {"color": "#6b7280", "linestyle": "--"},
     "Tangent": {"color": "#c2410c", "linestyle": "-"},
     "Tangent, one level": {"color": "#f59e0b", "linestyle": "-"},
-    "Tangent, 2 levels": {"color": "#c2410c", "linestyle": "-"},
+    "Tangent, 2 levels": {"color": "#7c2d12", "linestyle": "-"},
 }
 
 

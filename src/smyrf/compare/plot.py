@@ -55,7 +55,7 @@ def _cosines(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[st
         points = [(row.cost.share, max(1 - row.drift.pooled_cosine, top)) for row in members]
         axis.plot(*zip(*points, strict=True), label=name, clip_on=False, **looks[name])
         for (x, y), row in zip(points, members, strict=True):
-            if y > top:
+            if y > top and _has_room(families):
                 _annotate(axis, x, y, f"{row.drift.pooled_cosine:.4f}", looks[name]["color"])
     axis.set_yscale("log")
     axis.set_ylim(bottom, top)
@@ -70,7 +70,7 @@ def _neighbours(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict
         points = [(row.cost.share, 100 * (row.drift.agreement or 0.0)) for row in members]
         axis.plot(*zip(*points, strict=True), clip_on=False, **looks[name])
         for x, y in points:
-            if name != "tuned":
+            if name != "tuned" and _has_room(families):
                 _annotate(axis, x, y, f"{y:.0f}%", looks[name]["color"])
     axis.set_ylim(0, 100)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
@@ -87,6 +87,11 @@ def _times(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[str,
     axis.set_ylim(bottom=0)
     axis.set_ylabel("multiple of dense")
     axis.set_title("Time of a forward pass", fontsize=10, loc="left", pad=11)
+
+
+def _has_room(families: dict[str, list[Row]]) -> bool:
+    """Whether figures can stand beside points without covering others."""
+    return len(families.keys() - {"tuned"}) <= 2 and len(families.get("tuned", [])) <= 1
 
 
 def _annotate(axis: Any, x: float, y: float, text: str, colour: str) -> None:
