@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -114,3 +116,16 @@ def test_error_is_moderate_on_structured_data():
     exact = attention(q, k, v, method=Dense(), is_causal=True)
     out = attention(q, k, v, method=Smyrf(8, 64, deduplicate=True), is_causal=True, generator=0)
     assert (out - exact).norm() / exact.norm() < 0.1
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_short_causal_calls_are_pytorchs_own(monkeypatch, masked):
+    """One block of the diagonal is dense attention, and lists of groups would only take longer."""
+    q, k, v = torch.randn(3, 2, 4, 77, 8).unbind()
+    mask = torch.arange(77) >= torch.tensor([0, 30])[:, None] if masked else None
+    expected = torch.ones(77, 77, dtype=torch.bool).tril()
+    expected = expected if mask is None else expected & mask[:, None, None]
+    monkeypatch.setattr(sys.modules["smyrf.attention"], "attend", None)  # not to be called
+    out = attention(q, k, v, method=Tangent(0.25), key_mask=mask, is_causal=True)
+    dense = torch.nn.functional.scaled_dot_product_attention(q, k, v, expected)
+    torch.testing.assert_close(out, dense)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smyrf
+from smyrf.models.choice import choose
 from smyrf.models.report import Layer
 from smyrf.tuning.plan import LayerPlan
 
@@ -692,3 +693,17 @@ def test_attention_that_does_not_ask_is_listed():
     assert [layer.name for layer in report.dense] == ["head"]
     assert report.dense[0].reason == "MultiheadAttention does not ask transformers for its attention"
     assert len(report.replaced) == 2
+
+
+def test_a_plan_may_hold_calls_that_cannot_be_replaced():
+    model = t5()
+    arguments = both(60)
+    plan = smyrf.tune(model, arguments, max_error=0.3, fallback=False)
+    report = smyrf.replace_attention(model, plan)  # self-attention has a bias, and its calls are in the plan
+    assert all(layer.reason for layer in report.layers if "SelfAttention" in layer.name)
+
+
+def test_a_name_that_is_right_is_preferred_to_one_that_ends_alike():
+    plan = plan_of(("layer.0", smyrf.Tangent(0.2), 0, ""), ("encoder.layer.0", smyrf.Tangent(0.3), 0, ""))
+    found = choose(plan, ["layer.0", "encoder.layer.0"], {})
+    assert [found[name].method.budget for name in ("layer.0", "encoder.layer.0")] == [0.2, 0.3]

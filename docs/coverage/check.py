@@ -98,7 +98,8 @@ def _check(architecture: Architecture, model: Any, batch: Batch) -> Row:
     if not difference < LARGEST_DIFFERENCE:
         raise CheckError(f"one cluster differs from dense attention by {difference:.1e}")
     smyrf.replace_attention(model, APPROXIMATE)
-    approximate = _run(model, batch)
+    with _through_the_kernel():  # short causal attention is exact, and would be PyTorch's own
+        approximate = _run(model, batch)
     smyrf.restore_attention(model)
     if not all(bool(output.isfinite().all()) for output in approximate.values()):
         raise CheckError(f"{APPROXIMATE} gives numbers that are not finite")

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from smyrf.causal import causal_groups
+from smyrf.causal import causal_groups, causal_is_exact
 from smyrf.grouping import group
 from smyrf.kernels import attend, check_backend
 from smyrf.methods import Method, PerHead, Smyrf, check_method
@@ -143,12 +143,17 @@ def seeded_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if scale <= 0.0:  # PyTorch's function multiplies its -inf by it, or takes its root
         q, scale = q * scale, 1.0
-    exact = method.is_exact(q.shape[2], k.shape[2])
-    # PyTorch's function has no causal mask together with a key mask except as an N × M matrix, and takes
-    # no generator for its dropout; there, and where a backend is asked for, exact attention is a list too.
+    n_queries, n_keys = q.shape[2], k.shape[2]
+    short = is_causal and causal_is_exact(n_queries, n_keys)
+    exact = short or method.is_exact(n_queries, n_keys)
+    # PyTorch's function has no causal mask together with a key mask except as an N × M matrix, which is made for
+    # short sequences alone, and takes no generator for its dropout; there, and where a backend is asked for, exact
+    # attention is a list too.
     asked = backend is not None or (dropout_p > 0.0 and dropout_generator is not None)
-    if q.numel() == 0 or (exact and not asked and not (is_causal and key_mask is not None)):
+    if q.numel() == 0 or (exact and not asked and (short or key_mask is None or not is_causal)):
         mask = None if key_mask is None else key_mask[:, None, None]  # (batch, 1, 1, M)
+        if short and mask is not None:
+            mask, is_causal = mask & mask.new_ones(n_queries, n_keys).tril(), False  # (batch, 1, N, M)
         gqa = q.shape[1] != k.shape[1]
         out = exact_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
     else:

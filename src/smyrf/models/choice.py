@@ -62,7 +62,7 @@ def choose(method: Methods, names: Sequence[str], unable: Mapping[str, str]) -> 
         0.5
     """
     if isinstance(method, Plan):
-        return _planned(method, names)
+        return _planned(method, names, unable)
     if isinstance(method, Mapping):
         if not method:
             raise ValueError(f"method={method!r} gives no layer a method; the layers are {', '.join(names)}")
@@ -84,18 +84,16 @@ def choose(method: Methods, names: Sequence[str], unable: Mapping[str, str]) -> 
     return {name: Choice(one, 0, ASKED if isinstance(one, Dense) else "") for name, one in chosen.items()}
 
 
-def _planned(plan: Plan, names: Sequence[str]) -> dict[str, Choice]:
+def _planned(plan: Plan, names: Sequence[str], unable: Mapping[str, str]) -> dict[str, Choice]:
     """What a plan says of the layers; it may have been made for a part of the model, or for a model around it."""
     chosen: dict[str, Choice] = {}
     if not any(layer.name for layer in plan.layers):
         raise ValueError("method: the plan was made from q, k and v and does not name layers: give plan.methods")
     costs: dict[str, float] = {}
     for layer in plan.layers:
-        fits = [
-            name
-            for name in names
-            if name == layer.name or name.endswith("." + layer.name) or layer.name.endswith("." + name)
-        ]
+        fits = [layer.name] if layer.name in names else [name for name in names if _same(name, layer.name)]
+        if not fits and any(_same(name, layer.name) for name in unable):
+            continue  # a call that cannot be replaced: the report lists it
         if len(fits) != 1:
             what = "no layer" if not fits else f"the layers {', '.join(fits)} alike"
             raise ValueError(f"method: {layer.name!r} of the plan fits {what}; the layers are {', '.join(names)}")
@@ -106,3 +104,8 @@ def _planned(plan: Plan, names: Sequence[str]) -> dict[str, Choice]:
             reason = layer.reason if isinstance(layer.method, Dense) else ""
             chosen[fits[0]] = Choice(layer.method, layer.from_keys, reason)
     return chosen
+
+
+def _same(name: str, planned: str) -> bool:
+    """Whether two names are of one layer, perhaps in a model inside another."""
+    return name == planned or name.endswith("." + planned) or planned.endswith("." + name)

@@ -122,6 +122,8 @@ class AdaptiveSchedule:
         self.step = 0
         self.history: list[Observation] = []
         self._seen: dict[str, tuple[float, int, int]] = {}
+        # Here and not as a decorator: it imports the compiler, which takes a second.
+        self._observed = torch.compiler.disable(self._observe)  # type: ignore[no-untyped-call]
         self._watch()
 
     def __call__(self) -> None:
@@ -199,9 +201,8 @@ class AdaptiveSchedule:
         """Has the next forward pass of each layer observed, if it is time."""
         due = self.step % self.every == 0
         for name, layer in self.layers.items():
-            layer.observer = partial(self._observe, name) if due else None
+            layer.observer = partial(self._observed, name) if due else None
 
-    @torch.compiler.disable
     def _observe(
         self, name: str, q: Tensor, k: Tensor, v: Tensor, scale: float | None, key_mask: Tensor | None, is_causal: bool
     ) -> None:
