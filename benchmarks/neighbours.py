@@ -52,6 +52,9 @@ def main() -> None:
             seed=0,
         )
 
+    if any("attention_mask" in batch for batch in inputs.batches):
+        sys.exit(f"{arguments.text} has fewer than {arguments.documents} documents of {LENGTH} tokens")
+
     def embed(what: str) -> torch.Tensor:
         torch.manual_seed(0)
         found = []

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import re
 import sys
 import types
@@ -282,6 +283,7 @@ def test_documents_are_lines_paragraphs_or_objects(tmp_path, name, content, want
         ("a.jsonl", b'{"text": "a"}\n\n{"body": "a"}\n', 'line 3 is not an object with a field "text"'),
         ("a.jsonl", b'["text"]', 'line 1 is not an object with a field "text"'),
         ("a.jsonl", b'{"text": 3}', "that is a string"),
+        ("a.jsonl", b'{"text": "\\ud800 a"}', "line 1 holds half of a surrogate pair"),
     ],
 )
 def test_a_bad_text_file_is_refused_with_the_line(tmp_path, name, content, words):
@@ -746,3 +748,34 @@ def test_the_demo_compares_the_whole_model_first(tmp_path, monkeypatch):
     data = json.loads((tmp_path / "compare.json").read_text())
     assert (data["config"]["model"], data["config"]["documents"], len(data["results"])) == ("minilm", 3, 8)
     assert (tmp_path / "compare.svg").exists()
+
+
+def test_outputs_that_are_not_finite_are_refused_and_never_written(saved, tmp_path):
+    model = loaded(saved("bert"))[0]
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.weight[0, 0] = math.nan
+    folder = tmp_path / "nan"
+    model.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(saved("bert")).save_pretrained(folder)
+    result = runner.invoke(app, ["compare", str(folder), "--method", "tangent:0.5", "--documents", "3", "--no-memory"])
+    assert result.exit_code == 2
+    assert "not finite" in result.stderr
+
+
+def test_a_file_beside_the_results_is_left_alone(saved, tmp_path):
+    (tmp_path / "mine.json.tmp").write_text("precious")
+    runner.invoke(app, ["compare", str(tmp_path / "none"), "--json", str(tmp_path / "mine.json")])
+    assert (tmp_path / "mine.json.tmp").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--threads", "100000"], "--threads 100000 must be at most 1024"),
+        (["--json", "/dev/null"], "--json /dev/null is not a file that can be replaced"),
+    ],
+)
+def test_what_would_do_harm_is_refused(options, words):
+    result = runner.invoke(app, ["compare", "minilm", *options])
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())

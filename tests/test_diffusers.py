@@ -1,5 +1,6 @@
 """Tiny diffusers models with random weights: what the block does, and that it leaves nothing behind."""
 
+import copy
 import sys
 import threading
 
@@ -382,6 +383,34 @@ def test_dense_lets_a_model_out_of_its_blocks():
         assert not torch.equal(run(), exact)
         with smyrf.dense(model):
             assert torch.equal(run(), exact)
+
+
+def test_another_thread_cannot_enter_a_block_for_the_same_model():
+    model, run = dit()
+    exact, errors = run(), []
+
+    def enter():
+        try:
+            with intercept_diffusers(model, METHOD):
+                pass
+        except ValueError as error:
+            errors.append(str(error))
+
+    with intercept_diffusers(model, METHOD), intercept_diffusers(model, METHOD):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+    assert errors == ["model is inside a block of intercept_diffusers of another thread: share that block"]
+    assert torch.equal(run(), exact)
+    enter()  # it is free again
+    assert len(errors) == 1
+
+
+def test_a_copy_inside_the_block_is_refused():
+    model, _ = dit()
+    with intercept_diffusers(model, METHOD), pytest.raises(TypeError, match="cannot be copied inside a block"):
+        copy.deepcopy(model)
+    assert isinstance(copy.deepcopy(model), type(model))
 
 
 def test_what_cannot_be_replaced_is_refused_before_anything_changes():

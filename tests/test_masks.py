@@ -44,6 +44,7 @@ def test_causal_masks_with_and_without_padding():
     [
         (torch.randn(5, 7), "adds a bias"),
         (torch.zeros(5, 7, requires_grad=True), "adds a bias"),  # it will be learned
+        (torch.full((5, 7), torch.nan), "adds a bias"),
         (torch.ones(3, 2, 5, 7, dtype=torch.bool).index_fill(1, torch.tensor([1]), False), "differs between heads"),
         (torch.eye(7, dtype=torch.bool)[:5], "neither padding nor causal"),
         (torch.ones(5, 7, dtype=torch.bool).tril(2), "neither padding nor causal"),  # a cache: aligned at the end

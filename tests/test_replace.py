@@ -547,7 +547,7 @@ def test_replacing_twice_still_goes_back_to_the_start():
     with smyrf.dense(model):
         assert model.config._attn_implementation == "eager"
         assert torch.equal(run(model, arguments), dense)
-    assert model.config._attn_implementation == "smyrf"
+    assert model.config._attn_implementation == "smyrf_replaced"
     smyrf.restore_attention(model)
     smyrf.restore_attention(model)  # once more does nothing
     assert model.config._attn_implementation == "eager"
@@ -561,7 +561,7 @@ def test_a_copy_is_a_model_of_its_own():
     assert torch.equal(run(other, arguments), run(model, arguments))
     assert report.calls.served == 2
     smyrf.restore_attention(other)
-    assert (other.config._attn_implementation, model.config._attn_implementation) == ("sdpa", "smyrf")
+    assert (other.config._attn_implementation, model.config._attn_implementation) == ("sdpa", "smyrf_replaced")
 
 
 def test_models_inside_other_modules_are_found():
@@ -588,7 +588,7 @@ def test_dense_is_left_by_an_exception_too():
     smyrf.replace_attention(model, EXACT)
     with pytest.raises(RuntimeError, match="inside"), smyrf.dense(model):
         raise RuntimeError("inside")
-    assert model.config._attn_implementation == "smyrf"
+    assert model.config._attn_implementation == "smyrf_replaced"
 
 
 def test_activation_checkpointing_gives_the_same_gradients():
@@ -707,3 +707,70 @@ def test_a_name_that_is_right_is_preferred_to_one_that_ends_alike():
     plan = plan_of(("layer.0", smyrf.Tangent(0.2), 0, ""), ("encoder.layer.0", smyrf.Tangent(0.3), 0, ""))
     found = choose(plan, ["layer.0", "encoder.layer.0"], {})
     assert [found[name].method.budget for name in ("layer.0", "encoder.layer.0")] == [0.2, 0.3]
+
+
+def test_only_what_was_given_is_replaced():
+    """A config may be shared: by the other half of a model, by another model, by one that is made of it."""
+    model, arguments = bart(), both()
+    dense = run(model, arguments)
+    smyrf.replace_attention(model.get_encoder(), EXACT)
+    torch.testing.assert_close(run(model, arguments), dense, atol=1e-4, rtol=1e-4)
+
+    config = BertConfig(**SIZES, **TOKENS, max_position_embeddings=1024)
+    first, second = BertModel(config).eval(), BertModel(config).eval()
+    arguments = text()
+    dense = run(second, arguments)
+    report = smyrf.replace_attention(first, smyrf.Tangent(0.1))
+    assert torch.equal(run(second, arguments), dense)
+    third = BertModel(first.config).eval()
+    third.load_state_dict(second.state_dict())
+    assert torch.equal(run(third, arguments), dense)
+    assert report.calls.served == 0
+
+
+def test_a_subclass_that_calls_the_layer_above_is_found():
+    class Mine(BertModel.__init__.__globals__["BertSelfAttention"]):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    model = bert()
+    model.encoder.layer[0].attention.self.__class__ = Mine
+    assert len(smyrf.replace_attention(model, smyrf.Tangent(0.25)).replaced) == 2
+
+
+def test_blocks_of_dense_may_overlap():
+    model = bert()
+    layer = smyrf.nn.SmyrfAttention(smyrf.Tangent(0.25))
+    smyrf.replace_attention(model, EXACT)
+    both_of_them = nn.ModuleList([model, layer])
+    first, second = smyrf.dense(both_of_them), smyrf.dense(both_of_them)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert (model.config._attn_implementation, layer.method) == ("sdpa", smyrf.Dense())
+    second.__exit__(None, None, None)
+    assert (model.config._attn_implementation, layer.method) == ("smyrf_replaced", smyrf.Tangent(0.25))
+
+
+@pytest.mark.parametrize("change", [smyrf.restore_attention, lambda model: smyrf.replace_attention(model, EXACT)])
+def test_nothing_is_changed_inside_a_block_of_dense(change):
+    model = bert()
+    smyrf.replace_attention(model, EXACT)
+    with smyrf.dense(model), pytest.raises(ValueError, match=r"inside a block of smyrf\.dense"):
+        change(model)
+    assert model.config._attn_implementation == "smyrf_replaced"
+
+
+def test_what_a_user_has_set_since_then_stays():
+    model = bert()
+    smyrf.replace_attention(model, EXACT)
+    model.set_attn_implementation("eager")
+    smyrf.restore_attention(model)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_method_for_each_head_has_to_fit_the_heads():
+    model = bert()
+    with pytest.raises(ValueError, match="has 3 methods, but the layer has 4 heads"):
+        smyrf.replace_attention(model, smyrf.PerHead((smyrf.Tangent(0.25),) * 3))
+    assert model.config._attn_implementation == "sdpa"

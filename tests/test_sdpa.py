@@ -615,3 +615,17 @@ def test_a_mode_has_to_say_how_it_attends():
     assert SdpaCall(x, x, x).scale is None
     with SdpaMode(), pytest.raises(NotImplementedError):
         sdpa(x, x, x)
+
+
+@pytest.mark.parametrize("kind", ["causal_upper_left", "causal_lower_right"])
+def test_masks_of_another_class_are_left_to_pytorch(kind):
+    """The data of PyTorch's CausalBias are never written: to read them would be to read anything."""
+    from torch.nn.attention import bias
+
+    q, k, v = torch.randn(3, 1, 2, 600, 8).unbind()
+    mask = getattr(bias, kind)(600, 600)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    with intercept_sdpa(Tangent(0.25)) as calls:
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(found, expected)
+    assert calls.served == 0

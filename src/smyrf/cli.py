@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -25,6 +26,8 @@ def _root() -> None:
 bench_app = typer.Typer(invoke_without_command=True)
 app.add_typer(bench_app, name="bench")
 PEERS = Path("benchmarks/peers")
+# More than any machine has use for; the system ends a process that starts ten times as many.
+MAX_THREADS = 1024
 
 
 @bench_app.callback()
@@ -73,12 +76,12 @@ def bench(
     ):
         if choice is not None and choice not in known:
             _refuse(f"--{name} {choice} must be one of {', '.join(known)}")
+    _need_at_least(1, threads=threads)
     for name, values in (
         ("length", length or []),
         ("batch", [batch]),
         ("heads", [heads]),
         ("width", [width]),
-        ("threads", [threads]),
         ("n-hashes", n_hashes or []),
         ("cluster-size", cluster_size or []),
         ("budget", budget or []),
@@ -359,16 +362,19 @@ def compare(
         _refuse(f"--{kind} {inputs}: {error}")
     except ValueError as error:
         _refuse(f"{model}: {str(error).removeprefix('model: ')}")
-    command.compare(
-        prepared,
-        contenders,
-        max_error=max_error,
-        threads=threads,
-        memory=fresh.can_measure() is None if memory is None else memory,
-        json=json,
-        plot=plot,
-        console=console,
-    )
+    try:
+        command.compare(
+            prepared,
+            contenders,
+            max_error=max_error,
+            threads=threads,
+            memory=fresh.can_measure() is None if memory is None else memory,
+            json=json,
+            plot=plot,
+            console=console,
+        )
+    except ValueError as error:
+        _refuse(f"{model}: {error}")
 
 
 @app.command()
@@ -425,6 +431,8 @@ def _need_at_least(least: int, **options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < least:
             _refuse(f"--{name} {value} must be at least {least}")
+        if name == "threads" and value is not None and value > MAX_THREADS:
+            _refuse(f"--threads {value} must be at most {MAX_THREADS}")
 
 
 def _need_seed(seed: int) -> None:
@@ -437,11 +445,11 @@ def _need_writable(option: str, path: Path) -> None:
     """Refuses a place where a file cannot be written, before anything is measured for it."""
     if path.is_dir():
         _refuse(f"--{option} {path} is a folder, not a file")
-    probe = path.with_name(path.name + ".tmp")
+    if path.exists() and not path.is_file():
+        _refuse(f"--{option} {path} is not a file that can be replaced")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         _refuse(f"--{option} {path} cannot be written: {error.strerror or error}")
 

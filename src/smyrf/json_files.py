@@ -12,6 +12,9 @@ from typing import Any
 def write_json(path: Path, data: Any) -> None:
     """Writes under a temporary name of its own in the same folder, then renames.
 
+    Raises:
+        ValueError: a number is not finite, which JSON cannot say.
+
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -25,7 +28,7 @@ def write_json(path: Path, data: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".tmp", delete=False) as temporary:
         try:
-            temporary.write(json.dumps(data, indent=1) + "\n")
+            temporary.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
         except BaseException:
             os.unlink(temporary.name)
             raise

@@ -51,7 +51,7 @@ def read_mask(mask: Tensor, batch: int, n_queries: int, n_keys: int) -> ReadMask
         if mask.requires_grad:  # a bias that is learned, whatever it is now
             return ReadMask(None, False, "its mask adds a bias to the scores")
         seen = mask == 0
-        if bool((mask[~seen] > HIDDEN).any()):
+        if not bool((mask[~seen] <= HIDDEN).all()):  # NaN is not hidden either
             return ReadMask(None, False, "its mask adds a bias to the scores")
         mask = seen
     if mask.shape[1] > 1 and not bool((mask == mask[:, :1]).all()):

@@ -42,7 +42,7 @@ class Drift:
         pooled_cosine: cosine of a document's mean-pooled embedding with the dense one, in the mean.
         worst_pooled_cosine: of the document where it is least.
         agreement: share of the documents whose nearest other document is the same; None if there are fewer
-            than three documents.
+            than three documents, or numbers that are not finite.
     """
 
     error: float
@@ -63,13 +63,14 @@ def drift(outputs: Outputs, dense: Outputs) -> Drift:
     """
     by_token = cosines(outputs.tokens, dense.tokens)
     by_document = cosines(outputs.pooled, dense.pooled)
+    finite = bool(outputs.pooled.isfinite().all())
     return Drift(
         relative_error(outputs.tokens, dense.tokens),
         float(by_token.mean()),
         lowest(by_token, WORST_SHARE),
         float(by_document.mean()),
         float(by_document.min()),
-        neighbour_agreement(outputs.pooled, dense.pooled) if len(dense.pooled) > 2 else None,
+        neighbour_agreement(outputs.pooled, dense.pooled) if len(dense.pooled) > 2 and finite else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -101,7 +102,10 @@ class Row:
             "label": self.label,
             "family": self.family,
             "method": method,
-            **asdict(self.drift),
+            **{
+                name: value if value is None or math.isfinite(value) else None
+                for name, value in asdict(self.drift).items()
+            },
             **asdict(self.cost),
             "layers_replaced": len(self.methods),
             "layers_dense": dict(self.dense_layers),
@@ -110,6 +114,11 @@ class Row:
             "extra_bytes": self.extra_bytes,
             "note": self.note,
         }
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no other numbers."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def relative_time(row: Row, dense: Row) -> float | None:
@@ -158,6 +167,8 @@ class Comparison:
     def dense(self) -> Row:
         """Runs the model as it is, and remembers its outputs."""
         self.outputs = self._run("dense attention")
+        if not bool(self.outputs.tokens.isfinite().all()):
+            raise ValueError(f"{type(self.model).__name__} gives numbers that are not finite, without any replacement")
         return Row(Dense(), drift(self.outputs, self.outputs), self._cost({}))
 
     def row(self, contender: Contender) -> Row:
@@ -204,8 +215,11 @@ class Comparison:
         torch.manual_seed(self.seed)
         found = []
         for batch in self.track(self.batches, what, len(self.batches)):
-            with torch.no_grad():
-                hidden = self.model(**batch).last_hidden_state
+            try:
+                with torch.no_grad():
+                    hidden = self.model(**batch).last_hidden_state
+            except (IndexError, RuntimeError) as error:  # a tokenizer may know more words than the model
+                raise ValueError(f"{type(self.model).__name__} cannot be run on its inputs: {error}") from error
             found.append(valid_outputs(hidden, valid_tokens(self.model, batch, hidden.shape[1])))
         return Outputs(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 

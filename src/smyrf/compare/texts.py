@@ -12,7 +12,7 @@ from typing import IO, Any
 from smyrf.compare.files import InputError
 
 SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
-# Documents that a tokenizer is given at once, and characters of each per token: a book is not read to its end.
+# Documents that a tokenizer is given at once, and characters of each per token: it does not read a book to its end.
 _AT_ONCE, _CHARACTERS = 64, 64
 
 
@@ -25,7 +25,7 @@ def read_documents(path: Path) -> Iterator[str]:
     Raises:
         InputError: says what is wrong, and in which line.
     """
-    suffixes = path.suffixes
+    suffixes = [suffix.lower() for suffix in path.suffixes]
     packed = suffixes[-1:] == [".gz"]
     kind = suffixes[-2 if packed else -1] if len(suffixes) > packed else ""
     if kind not in SUFFIXES:
@@ -81,11 +81,15 @@ def _json_lines(file: IO[str]) -> Iterator[str]:
         text = data.get("text") if isinstance(data, dict) else None
         if not isinstance(text, str):
             raise InputError(f'line {number} is not an object with a field "text" that is a string')
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"line {number} holds half of a surrogate pair, which is no character") from error
         yield text.strip()
 
 
 def _paragraphs(file: IO[str]) -> Iterator[str]:
-    lines = file.read().strip().splitlines()
+    lines = file.read().strip().split("\n")
     if all(line.strip() for line in lines):
         yield from (line.strip() for line in lines)
         return

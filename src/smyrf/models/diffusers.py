@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -35,7 +36,9 @@ COUNTERPARTS = {
 
 @contextmanager
 def intercept_diffusers(model: Any, method: Methods, *, from_keys: int = 256) -> Iterator[Report]:
-    """Inside the block, the attention of a diffusers model attends by a method, in any thread.
+    """Inside the block, the attention of a diffusers model attends by a method, in whatever thread it is run.
+
+    Blocks of one thread may be nested; another thread that enters one for the same model meanwhile is refused.
 
     UNets and transformers alike: whatever calls PyTorch's attention, by itself or through a backend of diffusers. Where
     another backend or an eager, sliced or xformers processor is active, PyTorch's function takes its place inside the
@@ -83,6 +86,7 @@ def intercept_diffusers(model: Any, method: Methods, *, from_keys: int = 256) ->
     report = Report(type(model).__name__, tuple(layers))
 
     with ExitStack() as stack:
+        stack.enter_context(_claimed([modules[layer.name] for layer in report.replaced]))
         active, _ = attention_dispatch._AttentionBackendRegistry.get_active_backend()
         if active not in NATIVE:
             stack.enter_context(attention_dispatch.attention_backend("native"))
@@ -95,6 +99,7 @@ def intercept_diffusers(model: Any, method: Methods, *, from_keys: int = 256) ->
                 _set(stack, module.processor, "_attention_backend", attention_dispatch.AttentionBackendName.NATIVE)
             mode = Interception(layer.method, layer.calls, layer.from_keys)
             _set(stack, module, "forward", _intercepted(module.forward, mode))
+            _set(stack, module, "__deepcopy__", _refuse_copy)
         yield report
 
 
@@ -175,6 +180,33 @@ def _intercepted(forward: Callable[..., Any], mode: Interception) -> Callable[..
 
     _beneath[ours] = forward
     return ours
+
+
+# The thread whose blocks a module is in, and how many: blocks that overlap could not be taken away one by one.
+_claims: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+@contextmanager
+def _claimed(modules: list[nn.Module]) -> Iterator[None]:
+    thread = threading.get_ident()
+    with _lock:
+        if any(_claims.get(module, (thread, 0))[0] != thread for module in modules):
+            raise ValueError("model is inside a block of intercept_diffusers of another thread: share that block")
+        for module in modules:
+            _claims[module] = (thread, _claims.get(module, (thread, 0))[1] + 1)
+    try:
+        yield
+    finally:
+        with _lock:
+            for module in modules:
+                _, depth = _claims.pop(module)
+                if depth > 1:
+                    _claims[module] = (thread, depth - 1)
+
+
+def _refuse_copy(memo: object) -> NoReturn:
+    raise TypeError("a model cannot be copied inside a block of intercept_diffusers: the copy would stay in it")
 
 
 def is_intercepted(module: nn.Module) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from smyrf.methods import Dense
-from smyrf.models.choice import NOT_GIVEN, Methods, check_methods, choose
+from smyrf.methods import Dense, PerHead
+from smyrf.models.choice import NOT_GIVEN, Choice, Methods, check_methods, choose
 from smyrf.models.diffusers import is_intercepted
 from smyrf.models.report import Layer, Report
 from smyrf.models.sdpa import innermost, intercept_sdpa
@@ -69,15 +70,17 @@ def replace_attention(model: nn.Module, method: Methods) -> Report:
     names = [one.name for one in found if one.module is not None]
     choices = choose(method, names, {one.name: one.reason for one in found if one.reason})
 
-    from smyrf.models.transformers import ATTRIBUTE, NAME, Attached, window
+    from smyrf.models.transformers import ATTRIBUTE, REPLACED, Attached, window
 
+    _check_heads(found, choices)
+    before = _before(model)
+    _refuse_inside_dense(before)
     layers = []
     for one in found:
         chosen = choices.get(one.name, NOT_GIVEN)
         reason = one.reason or chosen.reason
         limit = None if one.module is None else window(one.module)
         layers.append(Layer(one.name, Dense() if reason else chosen.method, chosen.from_keys, limit, reason))
-    before = _before(model)
     for one, layer in zip(found, layers, strict=True):
         if one.module is not None:
             setattr(one.module, ATTRIBUTE, Attached(layer, before))
@@ -86,12 +89,14 @@ def replace_attention(model: nn.Module, method: Methods) -> Report:
     for config, implementation in before:
         config._attn_implementation_internal = implementation
     for config in switched:
-        config._attn_implementation_internal = NAME
+        config._attn_implementation_internal = REPLACED
     return Report(kind, tuple(layers))
 
 
 def restore_attention(model: nn.Module) -> None:
-    """Gives a model back the attention that it had before `replace_attention`; an untouched one is left alone.
+    """Gives a model back the attention that it had before `replace_attention`.
+
+    One that was loaded with ``attn_implementation="smyrf"`` becomes dense; any other is left alone.
 
     Example:
         >>> import smyrf, torch
@@ -101,10 +106,13 @@ def restore_attention(model: nn.Module) -> None:
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not _may_have_transformers():
         return
-    from smyrf.models.transformers import ATTRIBUTE
+    from smyrf.models.transformers import ATTRIBUTE, NAME, REPLACED
 
-    for config, implementation in _before(model):
-        config._attn_implementation_internal = implementation
+    before = _before(model)
+    _refuse_inside_dense(before)
+    for config, implementation in before:
+        if config._attn_implementation in (NAME, REPLACED):  # what a user has set since then stays
+            config._attn_implementation_internal = implementation
     for module in model.modules():
         if hasattr(module, ATTRIBUTE):
             delattr(module, ATTRIBUTE)
@@ -131,22 +139,55 @@ def dense(model: nn.Module) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     ours = [module for module in model.modules() if isinstance(module, SmyrfAttention | MultiheadAttention)]
-    methods = [module.method for module in ours]
     switched = _before(model) if _may_have_transformers() else []
-    now = [config._attn_implementation for config, _ in switched]
     intercepted = innermost() is not None or any(is_intercepted(module) for module in model.modules())
+    changes: list[tuple[object, str, object]] = [(module, "method", Dense()) for module in ours]
+    changes += [(config, "_attn_implementation_internal", was) for config, was in switched]
+    with ExitStack() as stack:
+        for owner, name, value in changes:
+            stack.enter_context(_changed(owner, name, value))
+        if intercepted:
+            stack.enter_context(intercept_sdpa(Dense()))
+        yield
+
+
+# What blocks of `dense` have changed, by the identity of its owner: the owner, how many blocks, and what was there.
+_inside_dense: dict[int, tuple[object, int, object]] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def _changed(owner: object, name: str, value: object) -> Iterator[None]:
+    """Another attribute inside the block; of blocks that overlap the first remembers, and the last puts back."""
+    with _lock:
+        _, depth, before = _inside_dense.get(id(owner), (owner, 0, getattr(owner, name)))
+        _inside_dense[id(owner)] = (owner, depth + 1, before)
+        setattr(owner, name, value)
     try:
-        for module in ours:
-            module.method = Dense()
-        for config, implementation in switched:
-            config._attn_implementation_internal = implementation
-        with intercept_sdpa(Dense()) if intercepted else nullcontext():
-            yield
+        yield
     finally:
-        for module, method in zip(ours, methods, strict=True):
-            module.method = method
-        for (config, _), implementation in zip(switched, now, strict=True):
-            config._attn_implementation_internal = implementation
+        with _lock:
+            _, depth, before = _inside_dense.pop(id(owner))
+            if depth > 1:
+                _inside_dense[id(owner)] = (owner, depth - 1, before)
+            else:
+                setattr(owner, name, before)
+
+
+def _refuse_inside_dense(configs: list[tuple[PreTrainedConfig, str]]) -> None:
+    if any(id(config) in _inside_dense for config, _ in configs):
+        raise ValueError("model is inside a block of smyrf.dense(model): leave it first")
+
+
+def _check_heads(found: list[Found], choices: dict[str, Choice]) -> None:
+    """Raises where a method for each head does not fit the heads that a layer's config says it has."""
+    for one in found:
+        method = choices.get(one.name, NOT_GIVEN).method
+        heads = getattr(one.configs[0], "num_attention_heads", None) if one.configs else None
+        if isinstance(method, PerHead) and isinstance(heads, int) and len(method.methods) != heads:
+            raise ValueError(
+                f"method of {one.name!r} has {len(method.methods)} methods, but the layer has {heads} heads"
+            )
 
 
 def _may_have_transformers() -> bool:
@@ -164,7 +205,7 @@ def _find(model: nn.Module) -> list[Found]:
 
 def _before(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
     """The configs that decide how a model attends, each with what it named before anything was replaced."""
-    from smyrf.models.transformers import ATTRIBUTE, NAME
+    from smyrf.models.transformers import ATTRIBUTE, NAME, REPLACED
 
     known: dict[int, tuple[PreTrainedConfig, str]] = {}
     for module in model.modules():
@@ -173,5 +214,5 @@ def _before(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
     for one in _find(model):
         for config in one.configs:
             was = config._attn_implementation
-            known.setdefault(id(config), (config, "sdpa" if was == NAME else was))
+            known.setdefault(id(config), (config, "sdpa" if was in (NAME, REPLACED) else was))
     return list(known.values())

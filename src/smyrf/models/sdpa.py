@@ -27,7 +27,8 @@ def intercept_sdpa(method: Method, *, from_keys: int = 0) -> Iterator[Calls]:
 
     Those of PyTorch's own modules are among them (``nn.MultiheadAttention`` and all that is built on it, in training
     and in evaluation), those of `smyrf.attention` are not. Other threads see nothing of it, even if they are started
-    inside the block. Of several blocks around a call the innermost counts.
+    inside the block. Of several blocks around a call the innermost counts. Tasks of asyncio share a thread: one that
+    waits inside its block leaves it to the others.
 
     A call that the method cannot serve runs as it would without the block, and is counted with the reason: one that
     asks for attention weights, whose mask is neither padding nor causal, or whose mask adds a bias to the scores. So
@@ -186,7 +187,9 @@ _OTHER = "its arguments are for PyTorch's function alone"
 def _unlike_ours(call: SdpaCall) -> str:
     """Why the tensors or numbers of a call are none for `smyrf.attention`; "" if they are."""
     tensors = (call.query, call.key, call.value)
-    if any(type(x) not in (Tensor, nn.Parameter) or x.is_nested or x.is_meta for x in tensors):
+    # A mask too may be of another class: what is in the memory of PyTorch's CausalBias means nothing.
+    masks = () if call.attn_mask is None else (call.attn_mask,)
+    if any(type(x) not in (Tensor, nn.Parameter) or x.is_nested or x.is_meta for x in (*tensors, *masks)):
         return "its tensors are nested, without data or of another class"
     if not torch.compiler.is_compiling():
         if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):

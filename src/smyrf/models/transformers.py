@@ -22,16 +22,19 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from smyrf.attention import attention
 from smyrf.masks import read_mask
-from smyrf.methods import Tangent
+from smyrf.methods import Dense, Tangent
 from smyrf.models.report import Layer
 
-NAME = "smyrf"
+# By this name a model is loaded, and by the other one its layers are replaced: there a layer that has been given no
+# method, of another model with the same config for example, is dense.
+NAME, REPLACED = "smyrf", "smyrf_replaced"
 DEFAULT = Tangent()
 # The attribute by which an attention module knows its `Attached`.
 ATTRIBUTE = "_smyrf_attached"
 # Attributes of tensors that all layers of a model share: what was found out, or made of them, once.
 _WHY_DENSE, _FOUR_AXES, _ZERO = "_smyrf_why_dense", "_smyrf_four_axes", "_smyrf_zero"
 
+NOT_REPLACED = "it was not replaced"
 NOT_ASKED = "does not ask transformers for its attention"
 POSITION_BIAS = "a bias by position is added to its scores"
 ONE_QUERY = "one query: a step of decoding"
@@ -159,7 +162,7 @@ def smyrf_attention(
     """
     _refuse(module, attention_mask, kwargs)
     attached: Attached | None = getattr(module, ATTRIBUTE, None)
-    layer = Layer("", DEFAULT) if attached is None else attached.layer
+    layer = _unattached(module) if attached is None else attached.layer
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     if position_bias is not None and _is_zero(position_bias):
@@ -200,6 +203,12 @@ def smyrf_attention(
         enable_gqa=True,
     )  # (batch, heads, N, E)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _unattached(module: nn.Module) -> Layer:
+    """What a layer does that nothing was said of."""
+    implementation = getattr(getattr(module, "config", None), "_attn_implementation", NAME)
+    return Layer("", Dense(), reason=NOT_REPLACED) if implementation == REPLACED else Layer("", DEFAULT)
 
 
 def find_attention(model: nn.Module) -> list[Found]:
@@ -256,8 +265,13 @@ def _source(forward: Callable[..., Any]) -> str:
 
 
 def _dispatches(module: nn.Module) -> bool:
-    """Whether a module asks transformers for its attention function, which its source says."""
-    return "ALL_ATTENTION_FUNCTIONS" in _source(type(module).forward)
+    """Whether a module asks transformers for its attention function: its source says so, or that of a class above."""
+    for kind in type(module).__mro__:
+        if "forward" in vars(kind):
+            source = _source(vars(kind)["forward"])
+            if "ALL_ATTENTION_FUNCTIONS" in source or "super()" not in source:
+                return "ALL_ATTENTION_FUNCTIONS" in source
+    return False
 
 
 def _attends(module: nn.Module) -> bool:
@@ -312,7 +326,7 @@ def _read(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> t
             "or have four axes"
         )
     if mask.shape[1] == mask.shape[2] == 1 and mask.dtype == torch.bool:
-        return mask[:, 0, 0].expand(batch, -1), False, ""
+        return mask[:, 0, 0].expand(batch, n_keys), False, ""
     known: str | None = getattr(mask, _WHY_DENSE, None)
     if known is not None:
         return None, False, known
@@ -343,5 +357,6 @@ def _is_zero(position_bias: Tensor) -> bool:
     return known
 
 
-AttentionInterface.register(NAME, smyrf_attention)
-AttentionMaskInterface.register(NAME, smyrf_mask)
+for _name in (NAME, REPLACED):
+    AttentionInterface.register(_name, smyrf_attention)
+    AttentionMaskInterface.register(_name, smyrf_mask)

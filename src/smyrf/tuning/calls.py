@@ -161,10 +161,10 @@ def _through_sdpa(model: nn.Module) -> Iterator[None]:
     before = [config._attn_implementation_internal for config in configs]
     try:
         change: Any = getattr(model, "set_attn_implementation", None)
-        if change is not None and any(used not in ("sdpa", "smyrf") for used in before):
+        if change is not None and any(used != "sdpa" and not used.startswith("smyrf") for used in before):
             change("sdpa")  # which raises where the model cannot
         for config in configs:
-            if config._attn_implementation_internal == "smyrf":
+            if config._attn_implementation_internal.startswith("smyrf"):
                 config._attn_implementation_internal = "sdpa"
         yield
     finally:
