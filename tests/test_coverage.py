@@ -14,6 +14,7 @@ from docs.coverage.attending import Attending
 from docs.coverage.check import LARGEST_DIFFERENCE, CheckError, check
 from docs.coverage.page import PAGE, read, render, state
 from docs.coverage.zoo import ARCHITECTURES
+from smyrf.models.transformers import REPLACED
 
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 STATED = read()
@@ -47,7 +48,7 @@ def test_page_is_read_as_it_was_written(tmp_path):
 
 def test_lost_padding_is_noticed(monkeypatch):
     check(BY_NAME["BERT"])
-    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "smyrf", lambda *_, **__: None)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, REPLACED, lambda *_, **__: None)
     with pytest.raises(CheckError, match="one cluster differs"):
         check(BY_NAME["BERT"])
 
