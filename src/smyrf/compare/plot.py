@@ -53,7 +53,8 @@ def _cosines(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[st
     bottom = max(inexact) * 2.2
     for name, members in families.items():
         points = [(row.cost.share, max(1 - row.drift.pooled_cosine, top)) for row in members]
-        axis.plot(*zip(*points, strict=True), label=name, clip_on=False, **looks[name])
+        all_dense = not any(row.methods for row in members)
+        axis.plot(*zip(*points, strict=True), label=name + " (all dense)" * all_dense, clip_on=False, **looks[name])
         for (x, y), row in zip(points, members, strict=True):
             if y > top and _has_room(families):
                 _annotate(axis, x, y, f"{row.drift.pooled_cosine:.4f}", looks[name]["color"])
