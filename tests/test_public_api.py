@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 import smyrf
+from smyrf.kernels import BACKENDS
 
-MODULES = [smyrf] + [importlib.import_module(m.name) for m in pkgutil.walk_packages(smyrf.__path__, "smyrf.")]
+NAMES = [module.name for module in pkgutil.walk_packages(smyrf.__path__, "smyrf.")]
+if "native" not in BACKENDS:  # where the package was installed without a compiler
+    NAMES.remove("smyrf.kernels.native")
+MODULES = [smyrf] + [importlib.import_module(name) for name in NAMES if name != "smyrf._native"]
 PUBLIC = {f"smyrf.{name}": getattr(smyrf, name) for name in smyrf.__all__ if not inspect.ismodule(getattr(smyrf, name))}
 PUBLIC |= {f"smyrf.nn.{name}": getattr(smyrf.nn, name) for name in smyrf.nn.__all__}
 

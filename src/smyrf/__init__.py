@@ -2,6 +2,7 @@
 
 from smyrf import nn
 from smyrf.attention import attention
+from smyrf.kernels import backends
 from smyrf.methods import Dense, PerHead, Smyrf, Tangent
 from smyrf.models.diffusers import intercept_diffusers
 from smyrf.models.replace import dense, replace_attention, restore_attention
@@ -18,6 +19,7 @@ __all__ = [
     "Smyrf",
     "Tangent",
     "attention",
+    "backends",
     "dense",
     "intercept_diffusers",
     "intercept_sdpa",

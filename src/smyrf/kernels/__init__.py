@@ -38,6 +38,30 @@ BACKENDS: dict[str, Backend] = {
     "torch": torch_backend.attend,
 }
 DEFAULT_BACKEND = "torch"
+# Why a backend is not there.
+_missing: dict[str, str] = {}
+
+try:
+    from smyrf.kernels import native
+except ModuleNotFoundError:
+    _missing["native"] = "it was not built when smyrf was installed, for want of a C++17 compiler"
+except ImportError as error:
+    _missing["native"] = str(error)
+else:
+    BACKENDS["native"] = native.attend
+
+
+def backends() -> dict[str, str]:
+    """Kernels by name, each with what it needs or runs on, or why it is not there.
+
+    Example:
+        >>> backends()["reference"]
+        'any device; slow, differentiable twice'
+    """
+    found = {"reference": "any device; slow, differentiable twice", "torch": "any device; PyTorch's operators"}
+    if "native" in BACKENDS:
+        found["native"] = f"CPU; C++ for {native.instruction_sets()[-1]}"
+    return found | {name: f"not available: {why}" for name, why in _missing.items()}
 
 
 def attend(
@@ -94,5 +118,7 @@ def attend(
 
 def check_backend(backend: object) -> None:
     """Raises unless `backend` is None or a name in `BACKENDS`."""
+    if isinstance(backend, str) and backend in _missing:
+        raise ValueError(f"{backend=} is not available: {_missing[backend]}")
     if backend is not None and backend not in BACKENDS:
         raise ValueError(f"{backend=} must be None or one of {', '.join(BACKENDS)}")

@@ -1,0 +1,70 @@
+// What one call of `attend` is: plain numbers and pointers, no framework.
+//
+// Shapes: B rows (batch × heads), N queries, M keys, D width, E value width,
+//         L groups, C query slots, S key slots and F extra keys per group.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace smyrf {
+
+// One tensor (batch, heads, length, width): the last axis is contiguous, strides are in elements.
+template <class T>
+struct Rows {
+    T* data = nullptr;
+    int64_t batch_stride = 0, head_stride = 0, stride = 0;
+};
+
+// One list of groups. Indices of -1 are empty slots.
+template <class T>
+struct List {
+    int64_t n_groups = 0, slots = 0, size = 0, n_extra = 0;  // L, C, S, F
+    const int64_t* queries = nullptr;                        // (B, L, C)
+    const int64_t* keys = nullptr;                           // (B, L, S)
+    int64_t queries_stride = 0, keys_stride = 0;             // of a row; 0 where all rows share them
+    bool causal = false;
+    const int16_t* repeats = nullptr;                          // (B, L, C, S) or null
+    const T *extra_keys = nullptr, *extra_values = nullptr;    // (B, L, F, D), (B, L, F, E) or null
+    const T* extra_bias = nullptr;                             // (B, L, F)
+    T *d_extra_keys = nullptr, *d_extra_values = nullptr, *d_extra_bias = nullptr;  // backward writes them
+};
+
+template <class T>
+struct Call {
+    int64_t batch = 0, heads = 0, kv_heads = 0, n_queries = 0, n_keys = 0, width = 0, value_width = 0;
+    Rows<const T> q, k, v;
+    std::vector<List<T>> lists;
+    T scale = 1;
+    bool dropout = false;
+    uint32_t threshold = 0;  // a weight is dropped if its hash is smaller
+    T grow = 1;              // what is kept is multiplied by it
+    int64_t seed = 0;
+    int threads = 1;
+};
+
+// out (B, N, E) and lse (B, N), contiguous.
+template <class T>
+struct Forward {
+    T *out = nullptr, *lse = nullptr;
+};
+
+// grad is (batch, heads, N, E); out, lse as Forward has left them; dq (B, N, D), dk (batch · kv_heads, M, D)
+// and dv (…, M, E) are contiguous and zero.
+template <class T>
+struct Backward {
+    Rows<const T> grad;
+    const T *out = nullptr, *lse = nullptr;
+    T *dq = nullptr, *dk = nullptr, *dv = nullptr;
+};
+
+// The same functions, compiled for one instruction set.
+struct Kernels {
+    const char* name;
+    void (*forward32)(const Call<float>&, const Forward<float>&);
+    void (*forward64)(const Call<double>&, const Forward<double>&);
+    void (*backward32)(const Call<float>&, const Backward<float>&);
+    void (*backward64)(const Call<double>&, const Backward<double>&);
+};
+
+}  // namespace smyrf

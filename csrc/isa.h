@@ -1,0 +1,30 @@
+// The kernels of one instruction set: SMYRF_ISA names it, SMYRF_BYTES and SMYRF_REGISTERS describe it.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "attend.h"
+
+namespace smyrf {
+namespace SMYRF_ISA {
+#include "kernels.h"
+}
+
+#define SMYRF_TEXT_(x) #x
+#define SMYRF_TEXT(x) SMYRF_TEXT_(x)
+#define SMYRF_TABLE_(x) kernels_##x
+#define SMYRF_TABLE(x) SMYRF_TABLE_(x)
+
+extern const Kernels SMYRF_TABLE(SMYRF_ISA);
+const Kernels SMYRF_TABLE(SMYRF_ISA) = {SMYRF_TEXT(SMYRF_ISA), SMYRF_ISA::forward<float>, SMYRF_ISA::forward<double>,
+                                        SMYRF_ISA::backward<float>, SMYRF_ISA::backward<double>};
+}  // namespace smyrf

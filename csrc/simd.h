@@ -1,0 +1,111 @@
+// Vectors of one instruction set, by GCC's and Clang's vector extensions. Included once per instruction set, inside its
+// namespace: SMYRF_BYTES is the size of a vector, SMYRF_REGISTERS how many there are.
+
+template <class T>
+struct Bits;
+template <>
+struct Bits<float> {
+    using Int = int32_t;
+    using Unsigned = uint32_t;
+};
+template <>
+struct Bits<double> {
+    using Int = int64_t;
+    using Unsigned = uint64_t;
+};
+
+template <class T>
+struct Simd {
+    static constexpr int W = SMYRF_BYTES / sizeof(T);  // numbers in a vector
+    typedef T V __attribute__((vector_size(SMYRF_BYTES)));
+    typedef T U __attribute__((vector_size(SMYRF_BYTES), aligned(sizeof(T)), may_alias));
+    typedef typename Bits<T>::Int I __attribute__((vector_size(SMYRF_BYTES)));
+    typedef typename Bits<T>::Unsigned B __attribute__((vector_size(SMYRF_BYTES)));  // bits, of which sums may wrap
+};
+
+template <class T>
+using Vec = typename Simd<T>::V;
+
+template <class T>
+inline Vec<T> load(const T* p) {
+    return *reinterpret_cast<const typename Simd<T>::U*>(p);
+}
+
+template <class T>
+inline void store(T* p, Vec<T> x) {
+    *reinterpret_cast<typename Simd<T>::U*>(p) = x;
+}
+
+template <class T>
+inline Vec<T> fill(T x) {
+    return x - Vec<T>{};
+}
+
+template <class T>
+inline Vec<T> larger(Vec<T> a, Vec<T> b) {
+    return a > b ? a : b;
+}
+
+// exp to a rounding or two; 0 below about -87 (float) and -708 (double), NaN stays NaN.
+inline Vec<float> exponential(Vec<float> x) {
+    using B = Simd<float>::B;
+    const Vec<float> magic = fill(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
+    const Vec<float> t = x * 1.44269504088896f + magic;
+    const Vec<float> n = t - magic;
+    Vec<float> r = x - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    Vec<float> p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const B power = ((B)t - (B)magic + 127) << 23;
+    const Vec<float> y = p * (Vec<float>)power;
+    return x < fill(-87.0f) ? fill(0.0f) : y;
+}
+
+inline Vec<double> exponential(Vec<double> x) {
+    using B = Simd<double>::B;
+    const Vec<double> magic = fill(6755399441055744.0);  // 1.5 · 2⁵²
+    const Vec<double> t = x * 1.4426950408889634 + magic;
+    const Vec<double> n = t - magic;
+    Vec<double> r = x - n * 6.93147180369123816490e-01;
+    r = r - n * 1.90821492927058770002e-10;
+    double factorial[14] = {1, 1, 2, 6, 24, 120, 720, 5040, 40320, 362880, 3628800, 39916800, 479001600, 6227020800.0};
+    Vec<double> p = fill(1.0 / factorial[13]);
+    for (int i = 12; i >= 0; --i) p = p * r + 1.0 / factorial[i];
+    const B power = ((B)t - (B)magic + 1023) << 52;
+    const Vec<double> y = p * (Vec<double>)power;
+    return x < fill(-708.0) ? fill(0.0) : y;
+}
+
+#ifdef __clang__
+#define SMYRF_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SMYRF_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, typename Simd<T>::I{__VA_ARGS__})
+#endif
+
+// Swaps bit S of the number of a row with bit S of the number of a lane, for all W rows.
+template <class T, int S, int... LANE>
+inline void swap_bits(Vec<T>* rows, std::integer_sequence<int, LANE...>) {
+    constexpr int W = Simd<T>::W;
+    for (int i = 0; i < W; ++i) {
+        if (i & S) continue;
+        const Vec<T> a = rows[i], b = rows[i | S];
+        rows[i] = SMYRF_SHUFFLE(a, b, ((LANE & S) ? W + (LANE ^ S) : LANE)...);
+        rows[i | S] = SMYRF_SHUFFLE(a, b, ((LANE & S) ? W + LANE : (LANE | S))...);
+    }
+}
+
+// W rows of W numbers, transposed.
+template <class T>
+inline void transpose(Vec<T>* rows) {
+    constexpr int W = Simd<T>::W;
+    constexpr std::make_integer_sequence<int, W> lanes{};
+    if constexpr (W >= 16) swap_bits<T, 8>(rows, lanes);
+    if constexpr (W >= 8) swap_bits<T, 4>(rows, lanes);
+    if constexpr (W >= 4) swap_bits<T, 2>(rows, lanes);
+    swap_bits<T, 1>(rows, lanes);
+}

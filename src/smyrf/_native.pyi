@@ -1,0 +1,39 @@
+"""The C++ extension; `smyrf.kernels.native` is its only caller."""
+
+def instruction_sets() -> list[str]: ...
+def forward(
+    wide: bool,
+    sizes: list[int],
+    q: list[int],
+    k: list[int],
+    v: list[int],
+    lists: list[list[int]],
+    scale: float,
+    dropout_p: float,
+    seed: int,
+    out: int,
+    lse: int,
+    threads: int,
+    isa: str,
+    /,
+) -> None: ...
+def backward(
+    wide: bool,
+    sizes: list[int],
+    q: list[int],
+    k: list[int],
+    v: list[int],
+    lists: list[list[int]],
+    scale: float,
+    dropout_p: float,
+    seed: int,
+    grad: list[int],
+    out: int,
+    lse: int,
+    dq: int,
+    dk: int,
+    dv: int,
+    threads: int,
+    isa: str,
+    /,
+) -> None: ...

@@ -1,0 +1,224 @@
+"""`attend` in C++: fused, O(N) memory, one pass over the groups.
+
+The extension knows nothing of PyTorch: it is handed addresses, sizes and strides. This file checks and prepares the
+tensors, keeps them alive during the call, and makes custom operators of it, so that `torch.compile` sees one node.
+
+Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query and S
+        key slots per group, F extra keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import smyrf._native as _native
+from smyrf.forward_mode import refuse_forward_mode
+from smyrf.groups import Extra, Groups, pack, unpack
+
+# The instruction set to use, of `instruction_sets`; "" for the best.
+ISA = ""
+
+
+def instruction_sets() -> list[str]:
+    """What this machine can run, the best one last.
+
+    Example:
+        >>> instruction_sets()[0]
+        'baseline'
+    """
+    return list(_native.instruction_sets())
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    groups: Sequence[Groups],
+    *,
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Arguments and results as in `smyrf.kernels.attend`."""
+    if q.device.type != "cpu":
+        raise ValueError(f"backend='native' runs on the CPU, but q is on {q.device}")
+    refuse_forward_mode((q, k, v), "backend='native'", "pass backend='reference'")
+    tensors, layout = pack(groups)
+    return _attend(q, k, v, tensors, layout, scale, dropout_p, seed)
+
+
+@torch.library.custom_op("smyrf::attend_native", mutates_args=(), device_types="cpu")
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: Sequence[Tensor],
+    layout: Sequence[int],
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    dtype = q.dtype
+    q, k, v = (_ready(x) for x in (q, k, v))
+    out = q.new_empty((*q.shape[:3], v.shape[-1]))
+    lse = q.new_empty(q.shape[:3])
+    lists, _alive = _lists(unpack(tensors, layout), q.dtype)
+    _native.forward(
+        q.dtype == torch.float64,
+        _sizes(q, k, v),
+        _rows(q),
+        _rows(k),
+        _rows(v),
+        lists,
+        scale,
+        dropout_p,
+        0 if seed is None else int(seed),
+        out.data_ptr(),
+        lse.data_ptr(),
+        torch.get_num_threads(),
+        ISA,
+    )
+    return out.to(dtype), lse
+
+
+@_attend.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty((*q.shape[:3], v.shape[-1])), q.new_empty(q.shape[:3], dtype=wide)
+
+
+@torch.library.custom_op("smyrf::attend_native_backward", mutates_args=(), device_types="cpu")
+def _attend_backward(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: Sequence[Tensor],
+    layout: Sequence[int],
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+) -> list[Tensor]:
+    """Gradients of q, k and v, then of those `tensors` that are not indices."""
+    inputs = [q, k, v, *_differentiable(tensors)]
+    q, k, v, grad = (_ready(x) for x in (q, k, v, grad))
+    out = out.to(q.dtype).contiguous()
+    grads = [x.new_zeros(x.shape, dtype=q.dtype) for x in inputs]
+    dq, dk, dv = grads[:3]
+    groups = unpack(tensors, layout)
+    of_extras = iter(grads[3:])
+    dextras = [one.extra and Extra(next(of_extras), next(of_extras), next(of_extras)) for one in groups]
+    lists, _alive = _lists(groups, q.dtype, dextras)
+    _native.backward(
+        q.dtype == torch.float64,
+        _sizes(q, k, v),
+        _rows(q),
+        _rows(k),
+        _rows(v),
+        lists,
+        scale,
+        dropout_p,
+        0 if seed is None else int(seed),
+        _rows(grad),
+        out.data_ptr(),
+        lse.contiguous().data_ptr(),
+        dq.data_ptr(),
+        dk.data_ptr(),
+        dv.data_ptr(),
+        torch.get_num_threads(),
+        ISA,
+    )
+    return [d.to(x.dtype) for d, x in zip(grads, inputs, strict=True)]
+
+
+@_attend_backward.register_fake
+def _(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: Sequence[Tensor],
+    *_: Any,
+) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in (q, k, v, *_differentiable(tensors))]
+
+
+def _differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [x for x in tensors if x.dtype.is_floating_point]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, tensors, ctx.layout, ctx.scale, ctx.dropout_p, seed = inputs
+    ctx.save_for_backward(*output, q, k, v, *tensors, seed)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    out, lse, q, k, v, *tensors, seed = ctx.saved_tensors
+    dq, dk, dv, *rest = _attend_backward(grad, out, lse, q, k, v, tensors, ctx.layout, ctx.scale, ctx.dropout_p, seed)
+    of_tensors = iter(rest)
+    dtensors = [next(of_tensors) if x.dtype.is_floating_point else None for x in tensors]
+    return dq, dk, dv, dtensors, None, None, None, None
+
+
+_attend.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+def _ready(x: Tensor) -> Tensor:
+    """In a dtype that is computed in, with a contiguous last axis."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _rows(x: Tensor) -> list[int]:
+    return [x.data_ptr(), *x.stride()[:3]]
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
+    batch, heads, n_queries, width = q.shape
+    return [batch, heads, k.shape[1], n_queries, k.shape[2], width, v.shape[3]]
+
+
+def _lists(
+    groups: Sequence[Groups], dtype: torch.dtype, dextras: Sequence[Extra | None] | None = None
+) -> tuple[list[list[int]], list[Tensor]]:
+    """Lists as numbers, and the tensors that must live as long as these are in use."""
+    found, alive = [], []
+    for i, one in enumerate(groups):
+        _, n_groups, slots, size = one.shape
+        queries, keys = (_index(x) for x in (one.queries, one.keys))
+        repeats = None if one.repeats is None else one.repeats.to(torch.int16).contiguous()
+        extra = [] if one.extra is None else [x.to(dtype).contiguous() for x in one.extra]
+        dextra = None if dextras is None else dextras[i]
+        alive += [queries, keys, *extra, *([] if repeats is None else [repeats])]
+        found.append(
+            [
+                n_groups,
+                slots,
+                size,
+                0 if one.extra is None else one.extra.bias.shape[2],
+                queries.data_ptr(),
+                queries.stride(0),
+                keys.data_ptr(),
+                keys.stride(0),
+                int(one.causal),
+                0 if repeats is None else repeats.data_ptr(),
+                *([x.data_ptr() for x in extra] or [0, 0, 0]),
+                *([0, 0, 0] if dextra is None else [x.data_ptr() for x in dextra]),
+            ]
+        )
+    return found, alive
+
+
+def _index(x: Tensor) -> Tensor:
+    """Indices of which each row is contiguous; rows may be the same."""
+    x = x.to(torch.int64)
+    return x if x[0].is_contiguous() else x.contiguous()
