@@ -77,8 +77,8 @@ class SdpaMode(TorchFunctionMode):
         )
 
     def attend(self, call: SdpaCall, run: Callable[[], Tensor]) -> Tensor:
-        """The result of an attention call; `run` makes it as it would be made."""
-        raise NotImplementedError
+        """The result of an attention call; `run` makes it as it would be made, which is what happens by default."""
+        return run()
 
     def weights_asked(self) -> None:
         """Is told of a call of ``F.multi_head_attention_forward`` that forms the N × M map to return it."""

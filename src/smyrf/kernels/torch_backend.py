@@ -12,7 +12,6 @@ Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L gr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +21,7 @@ from smyrf.forward_mode import refuse_forward_mode
 from smyrf.groups import Extra, Groups, pack, unpack
 from smyrf.kernels import within
 from smyrf.kernels.chunks import Rows, Walk, units
+from smyrf.kernels.operators import differentiable, register
 from smyrf.kernels.workspace import Workspace, workspace
 
 # Queries whose rounds are merged at once.
@@ -80,12 +80,6 @@ def _attend(
     return out.view(*q.shape[:3], -1).to(q.dtype), lse.view(q.shape[:3])
 
 
-@_attend.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return q.new_empty((*q.shape[:3], v.shape[-1])), q.new_empty(q.shape[:3], dtype=wide)
-
-
 @torch.library.custom_op("smyrf::attend_backward", mutates_args=())
 def _attend_backward(
     grad: Tensor,
@@ -102,7 +96,7 @@ def _attend_backward(
 ) -> list[Tensor]:
     """Gradients of q, k and v, then of those `tensors` that are not indices."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    inputs = [q, k, v, *_differentiable(tensors)]
+    inputs = [q, k, v, *differentiable(tensors)]
     grads = [x.new_zeros(x.shape, dtype=wide) for x in inputs]
     dq, dk, dv = (x.view(-1, x.shape[-1]) for x in grads[:3])  # (B·N, D), (B·M, D), (B·M, E)
     lists = unpack(tensors, layout)
@@ -154,39 +148,7 @@ def _attend_backward(
     return [d.to(x.dtype) for d, x in zip(grads, inputs, strict=True)]
 
 
-@_attend_backward.register_fake
-def _(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensors: Sequence[Tensor],
-    *_: Any,
-) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in (q, k, v, *_differentiable(tensors))]
-
-
-def _differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [x for x in tensors if x.dtype.is_floating_point]
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, tensors, ctx.layout, ctx.scale, ctx.dropout_p, seed = inputs
-    ctx.save_for_backward(*output, q, k, v, *tensors, seed)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    out, lse, q, k, v, *tensors, seed = ctx.saved_tensors
-    dq, dk, dv, *rest = _attend_backward(grad, out, lse, q, k, v, tensors, ctx.layout, ctx.scale, ctx.dropout_p, seed)
-    of_tensors = iter(rest)
-    dtensors = [next(of_tensors) if x.dtype.is_floating_point else None for x in tensors]
-    return dq, dk, dv, dtensors, None, None, None, None
-
-
-_attend.register_autograd(_differentiate, setup_context=_setup_context)
+register(_attend, _attend_backward)
 
 
 def _merge(
