@@ -1,4 +1,4 @@
-// What one call of `attend` is: plain numbers and pointers, no framework.
+// What the calls are: plain numbers and pointers, no framework.
 //
 // Shapes: B rows (batch × heads), N queries, M keys, D width, E value width,
 //         L groups, C query slots, S key slots and F extra keys per group.
@@ -8,6 +8,8 @@
 #include <vector>
 
 namespace smyrf {
+
+constexpr double LOG2_E = 1.4426950408889634, LN_2 = 0.6931471805599453;
 
 // One tensor (batch, heads, length, width): the last axis is contiguous, strides are in elements.
 template <class T>
@@ -20,8 +22,8 @@ struct Rows {
 template <class T>
 struct List {
     int64_t n_groups = 0, slots = 0, size = 0, n_extra = 0;  // L, C, S, F
-    const int64_t* queries = nullptr;                        // (B, L, C)
-    const int64_t* keys = nullptr;                           // (B, L, S)
+    const int32_t* queries = nullptr;                        // (B, L, C)
+    const int32_t* keys = nullptr;                           // (B, L, S)
     int64_t queries_stride = 0, keys_stride = 0;             // of a row; 0 where all rows share them
     bool causal = false;
     const int16_t* repeats = nullptr;                          // (B, L, C, S) or null
@@ -58,6 +60,18 @@ struct Backward {
     T *dq = nullptr, *dk = nullptr, *dv = nullptr;
 };
 
+// q_order (B, H, N) and k_order (B, H, M), contiguous: the orders of queries and keys by their hashes in H rounds.
+template <class T>
+struct Hashing {
+    int64_t batch = 0, heads = 0, kv_heads = 0, n_queries = 0, n_keys = 0, width = 0, n_hashes = 0;
+    Rows<const T> q, k;
+    const bool* mask = nullptr;  // (batch, M) or null; false puts a key behind all others
+    const T* vectors = nullptr;  // (H, D + 2)
+    T scale = 1;                 // of the queries
+    int32_t *q_order = nullptr, *k_order = nullptr;
+    int threads = 1;
+};
+
 // The same functions, compiled for one instruction set.
 struct Kernels {
     const char* name;
@@ -65,6 +79,8 @@ struct Kernels {
     void (*forward64)(const Call<double>&, const Forward<double>&);
     void (*backward32)(const Call<float>&, const Backward<float>&);
     void (*backward64)(const Call<double>&, const Backward<double>&);
+    void (*sort_by_hash32)(const Hashing<float>&);
+    void (*sort_by_hash64)(const Hashing<double>&);
 };
 
 }  // namespace smyrf

@@ -16,7 +16,17 @@
 
 namespace smyrf {
 namespace SMYRF_ISA {
-#include "kernels.h"
+#include "simd.h"
+
+#include "product.h"
+
+#include "group.h"
+
+#include "forward.h"
+
+#include "backward.h"
+
+#include "hash.h"
 }
 
 #define SMYRF_TEXT_(x) #x
@@ -26,5 +36,6 @@ namespace SMYRF_ISA {
 
 extern const Kernels SMYRF_TABLE(SMYRF_ISA);
 const Kernels SMYRF_TABLE(SMYRF_ISA) = {SMYRF_TEXT(SMYRF_ISA), SMYRF_ISA::forward<float>, SMYRF_ISA::forward<double>,
-                                        SMYRF_ISA::backward<float>, SMYRF_ISA::backward<double>};
+                                        SMYRF_ISA::backward<float>, SMYRF_ISA::backward<double>,
+                                        SMYRF_ISA::sort_by_hash<float>, SMYRF_ISA::sort_by_hash<double>};
 }  // namespace smyrf

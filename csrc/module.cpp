@@ -38,8 +38,8 @@ smyrf::Call<T> call(const Ints& sizes, const Ints& q, const Ints& k, const Ints&
     for (const Ints& one : lists) {
         smyrf::List<T> list;
         list.n_groups = one.at(0), list.slots = one.at(1), list.size = one.at(2), list.n_extra = one.at(3);
-        list.queries = at<const int64_t>(one.at(4)), list.queries_stride = one.at(5);
-        list.keys = at<const int64_t>(one.at(6)), list.keys_stride = one.at(7);
+        list.queries = at<const int32_t>(one.at(4)), list.queries_stride = one.at(5);
+        list.keys = at<const int32_t>(one.at(6)), list.keys_stride = one.at(7);
         list.causal = one.at(8) != 0, list.repeats = at<const int16_t>(one.at(9));
         list.extra_keys = at<const T>(one.at(10)), list.extra_values = at<const T>(one.at(11));
         list.extra_bias = at<const T>(one.at(12)), list.d_extra_keys = at<T>(one.at(13));
@@ -83,11 +83,33 @@ void backward(bool wide, const Ints& sizes, const Ints& q, const Ints& k, const 
                         at<float>(dk), at<float>(dv)});
 }
 
+template <class T>
+smyrf::Hashing<T> hashing(const Ints& sizes, const Ints& q, const Ints& k, int64_t mask, int64_t vectors, double scale,
+                          int64_t q_order, int64_t k_order, int threads) {
+    smyrf::Hashing<T> found;
+    found.batch = sizes.at(0), found.heads = sizes.at(1), found.kv_heads = sizes.at(2);
+    found.n_queries = sizes.at(3), found.n_keys = sizes.at(4), found.width = sizes.at(5), found.n_hashes = sizes.at(6);
+    found.q = rows<const T>(q), found.k = rows<const T>(k);
+    found.mask = at<const bool>(mask), found.vectors = at<const T>(vectors), found.scale = static_cast<T>(scale);
+    found.q_order = at<int32_t>(q_order), found.k_order = at<int32_t>(k_order), found.threads = threads;
+    return found;
+}
+
+void sort_by_hash(bool wide, const Ints& sizes, const Ints& q, const Ints& k, int64_t mask, int64_t vectors, double scale,
+                  int64_t q_order, int64_t k_order, int threads, const std::string& isa) {
+    const smyrf::Kernels& use = kernels(isa);
+    if (wide)
+        use.sort_by_hash64(hashing<double>(sizes, q, k, mask, vectors, scale, q_order, k_order, threads));
+    else
+        use.sort_by_hash32(hashing<float>(sizes, q, k, mask, vectors, scale, q_order, k_order, threads));
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.def("forward", &forward, nb::call_guard<nb::gil_scoped_release>());
     m.def("backward", &backward, nb::call_guard<nb::gil_scoped_release>());
+    m.def("sort_by_hash", &sort_by_hash, nb::call_guard<nb::gil_scoped_release>());
     m.def("instruction_sets", [] {
         std::vector<std::string> names;
         for (const smyrf::Kernels* one : smyrf::available()) names.push_back(one->name);

@@ -46,39 +46,36 @@ inline Vec<T> larger(Vec<T> a, Vec<T> b) {
     return a > b ? a : b;
 }
 
-// exp to a rounding or two; 0 below about -87 (float) and -708 (double), NaN stays NaN.
-inline Vec<float> exponential(Vec<float> x) {
+// 2ˣ for x <= 0, to a rounding or two; 0 below the smallest normal number, NaN stays NaN. Adding `magic` rounds to an
+// integer n and leaves n + bias in the last bits, which are the exponent of 2ⁿ once they are shifted into its place; the
+// polynomial is 2ʳ for |r| <= ½.
+inline Vec<float> power(Vec<float> x) {
     using B = Simd<float>::B;
-    const Vec<float> magic = fill(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
-    const Vec<float> t = x * 1.44269504088896f + magic;
-    const Vec<float> n = t - magic;
-    Vec<float> r = x - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    Vec<float> p = r * (1.0f / 5040) + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
+    const Vec<float> magic = fill(12582912.0f + 127.0f);  // 1.5 · 2²³ + bias
+    x = x < fill(-126.0f) ? fill(-127.0f) : x;            // exponent 0: zero
+    const Vec<float> t = x + magic;
+    const Vec<float> r = x - (t - magic);
+    Vec<float> p = r * 0.00015353361993071223f + 0.001339887445228043f;  // minimax, error 2⁻²⁹
+    p = p * r + 0.009618437357649562f;
+    p = p * r + 0.055503324710423345f;
+    p = p * r + 0.24022647913627435f;
+    p = p * r + 0.6931472028550945f;
     p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    const B power = ((B)t - (B)magic + 127) << 23;
-    const Vec<float> y = p * (Vec<float>)power;
-    return x < fill(-87.0f) ? fill(0.0f) : y;
+    return p * (Vec<float>)((B)t << 23);
 }
 
-inline Vec<double> exponential(Vec<double> x) {
+inline Vec<double> power(Vec<double> x) {
     using B = Simd<double>::B;
-    const Vec<double> magic = fill(6755399441055744.0);  // 1.5 · 2⁵²
-    const Vec<double> t = x * 1.4426950408889634 + magic;
-    const Vec<double> n = t - magic;
-    Vec<double> r = x - n * 6.93147180369123816490e-01;
-    r = r - n * 1.90821492927058770002e-10;
-    double factorial[14] = {1, 1, 2, 6, 24, 120, 720, 5040, 40320, 362880, 3628800, 39916800, 479001600, 6227020800.0};
+    const Vec<double> magic = fill(6755399441055744.0 + 1023.0);  // 1.5 · 2⁵² + bias
+    x = x < fill(-1022.0) ? fill(-1023.0) : x;
+    const Vec<double> t = x + magic;
+    const Vec<double> r = (x - (t - magic)) * 0.6931471805599453;
+    constexpr double factorial[14] = {1,    1,     2,      6,       24,       120,       720,
+                                      5040, 40320, 362880, 3628800, 39916800, 479001600, 6227020800.0};
     Vec<double> p = fill(1.0 / factorial[13]);
+#pragma GCC unroll 16
     for (int i = 12; i >= 0; --i) p = p * r + 1.0 / factorial[i];
-    const B power = ((B)t - (B)magic + 1023) << 52;
-    const Vec<double> y = p * (Vec<double>)power;
-    return x < fill(-708.0) ? fill(0.0) : y;
+    return p * (Vec<double>)((B)t << 52);
 }
 
 #ifdef __clang__

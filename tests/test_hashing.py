@@ -40,7 +40,7 @@ def test_projection_sorts_by_the_projection_of_the_transformed_vectors(q, k):
     F = torch.cat([x, torch.zeros_like(x_rest), x_rest], -1)
     G = torch.cat([y, y_rest, torch.zeros_like(y_rest)], -1)
     for order, lifted in ((q_order, F), (k_order, G)):
-        hashes = (lifted @ a.T).transpose(-1, -2).gather(-1, order)
+        hashes = (lifted @ a.T).transpose(-1, -2).gather(-1, order.long())
         assert (hashes.diff(dim=-1) > -1e-5).all()
 
 

@@ -13,10 +13,10 @@ from smyrf.kernels import BACKENDS, attend, backends, check_backend
 
 if "native" not in BACKENDS:  # where the package was installed without a compiler
     pytest.skip(backends()["native"], allow_module_level=True)
-from smyrf.kernels import native
+from smyrf import extension
 
 SEED = torch.tensor(7)
-isa = pytest.mark.parametrize("isa", native.instruction_sets())
+isa = pytest.mark.parametrize("isa", extension.instruction_sets())
 
 
 def close(found, exact, plain, largest):
@@ -84,7 +84,7 @@ def run(backend, dtype, inputs, lists, dropout_p):
 @given(problem=problems())
 @settings(max_examples=150)
 def test_it_is_the_reference_on_any_problem(isa, problem):
-    before, native.ISA = native.ISA, isa
+    before, extension.ISA = extension.ISA, isa
     try:
         exact = run("reference", torch.float64, *problem)
         for a, b in zip(run("native", torch.float64, *problem), exact, strict=True):
@@ -93,7 +93,7 @@ def test_it_is_the_reference_on_any_problem(isa, problem):
         largest = v * v * max(q, k)  # of what is added up in a gradient, perhaps to zero
         close(run("native", torch.float32, *problem), exact, run("torch", torch.float32, *problem), largest)
     finally:
-        native.ISA = before
+        extension.ISA = before
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -130,7 +130,7 @@ def test_several_threads_of_python_may_call_it_at_once():
 @isa
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_is_not_finite_stays_in_its_row(monkeypatch, isa, bad):
-    monkeypatch.setattr(native, "ISA", isa)
+    monkeypatch.setattr(extension, "ISA", isa)
     q, k, v = torch.randn(3, 1, 1, 50, 12).unbind()
     q[0, 0, 13, 5] = bad
     groups = [Groups(torch.arange(50).view(1, 2, 25), torch.arange(50).view(1, 2, 25))]
@@ -141,7 +141,7 @@ def test_a_number_that_is_not_finite_stays_in_its_row(monkeypatch, isa, bad):
 
 @isa
 def test_large_scores_do_not_overflow(monkeypatch, isa):
-    monkeypatch.setattr(native, "ISA", isa)
+    monkeypatch.setattr(extension, "ISA", isa)
     q, k, v = torch.randn(3, 1, 2, 70, 9).unbind()
     groups = [Groups(torch.arange(70).expand(2, 1, 70), torch.arange(70).expand(2, 1, 70))] * 2
     for factor in (1e3, 1e10, 1e18):
@@ -153,12 +153,12 @@ def test_large_scores_do_not_overflow(monkeypatch, isa):
 
 def test_the_kernels_that_there_are_can_be_asked_for():
     assert set(backends()) == {"reference", "torch", "native"}
-    assert native.instruction_sets()[-1] in backends()["native"]
+    assert extension.instruction_sets()[-1] in backends()["native"]
     check_backend("native")
 
 
 def test_an_instruction_set_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(native, "ISA", "avx10")
+    monkeypatch.setattr(extension, "ISA", "avx10")
     x = torch.randn(1, 1, 4, 4)
     with pytest.raises(ValueError, match="isa='avx10' cannot be run on this machine"):
         attend(x, x, x, [Groups(torch.arange(4).view(1, 1, 4), torch.arange(4).view(1, 1, 4))], backend="native")

@@ -1,4 +1,4 @@
-"""The C++ extension; `smyrf.kernels.native` is its only caller."""
+"""The C++ extension; `smyrf.extension` loads it."""
 
 def instruction_sets() -> list[str]: ...
 def forward(
@@ -33,6 +33,20 @@ def backward(
     dq: int,
     dk: int,
     dv: int,
+    threads: int,
+    isa: str,
+    /,
+) -> None: ...
+def sort_by_hash(
+    wide: bool,
+    sizes: list[int],
+    q: list[int],
+    k: list[int],
+    mask: int,
+    vectors: int,
+    scale: float,
+    q_order: int,
+    k_order: int,
     threads: int,
     isa: str,
     /,

@@ -111,15 +111,15 @@ def _count_meetings(groups: Groups, rounds: list[Groups], k_order: Tensor, k_sta
     """In how many rounds each pair of `groups` meets, ``(B, L, C, S)``; at least 1."""
     rows, n_clusters, slots, size = groups.shape
     n_places = n_clusters * slots
-    queries, keys = groups.queries.clamp(min=0).flatten(1), groups.keys.clamp(min=0).flatten(1)
+    queries, keys = (x.clamp(min=0).flatten(1).long() for x in (groups.queries, groups.keys))
     starts = k_start[..., None].expand(rows, -1, slots).flatten(1)  # (B, L·C)
     positions = torch.arange(k_order.shape[-1], device=keys.device).expand(rows, -1)  # (B, M)
     counts = torch.zeros(groups.shape, dtype=torch.int16, device=keys.device)
     for h, other in enumerate(rounds):
         # Where each key stands in this round, and where the run of each query's cluster starts. Empty
         # query slots write to a place behind all queries, which nothing reads.
-        place = torch.empty_like(positions).scatter_(-1, k_order[:, h], positions)  # (B, M)
-        owner = torch.where(other.queries < 0, n_places, other.queries).flatten(1)
+        place = torch.empty_like(positions).scatter_(-1, k_order[:, h].long(), positions)  # (B, M)
+        owner = torch.where(other.queries < 0, n_places, other.queries).flatten(1).long()
         start = starts.new_zeros(rows, n_places + 1).scatter_(-1, owner, starts)  # (B, ≥ N)
         distance = place.gather(-1, keys).int().view(rows, n_clusters, 1, size) - start.gather(-1, queries).int().view(
             rows, n_clusters, slots, 1

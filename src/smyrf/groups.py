@@ -7,7 +7,7 @@ Shapes: B rows (batch × heads), N queries, M keys, D width, E value width,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -43,8 +43,8 @@ class Groups:
     meets in two lists counts twice, which is the merge of eq. 9 of the paper.
 
     Args:
-        queries: ``(B, L, C)`` int64, indices of queries, or -1.
-        keys: ``(B, L, S)`` int64, indices of keys, or -1.
+        queries: ``(B, L, C)`` int32 or int64, indices of queries, or -1.
+        keys: ``(B, L, S)`` of the same dtype, indices of keys, or -1.
         causal: within a group, query slot i sees key slots j <= i alone.
         repeats: ``(B, L, C, S)`` integers from 1, or None. The weight of a pair is divided by it,
             so that a pair which meets in several lists counts once in all.
@@ -76,6 +76,10 @@ class Groups:
         rows, n_groups, n_extra = self.extra.bias.shape
         numbers = torch.arange(n_groups * n_extra, device=self.keys.device) + n_keys
         return torch.cat([self.keys, numbers.view(1, n_groups, n_extra).expand(rows, -1, -1)], dim=2)
+
+    def long(self) -> Groups:
+        """The same list with int64 indices."""
+        return replace(self, queries=self.queries.long(), keys=self.keys.long())
 
     def rows(self, which: slice) -> Groups:
         """The same list for some of the B rows."""

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smyrf import extension
+from smyrf.extension import ready, rows
 from smyrf.transforms import Lifted, transform
 
 # Hashes that are computed and sorted at once.
@@ -40,13 +42,17 @@ def sort_by_hash(
             it, so that a row's clusters do not depend on the batch around it.
 
     Returns:
-        ``(batch, heads, H, N)`` and ``(batch, heads, H, M)`` int64: the argsort of the hashes.
+        ``(batch, heads, H, N)`` and ``(batch, heads, H, M)`` int32: the argsort of the hashes.
     """
+    q, k = ready(q), ready(k)
+    orders = _empty(q, k, n_hashes)
+    if q.device.type == "cpu" and not extension.MISSING and (transform_name, hashing) == ("asymmetric", "projection"):
+        _sort_native(q, k, key_mask, _draw(hashing, seed, q.shape[-1] + 2, n_hashes, n_clusters), scale, *orders)
+        return orders
+    q_order, k_order = orders
     batch, heads, n_queries, width = q.shape
     kv_heads, n_keys = k.shape[1:3]
     repeat = heads // kv_heads
-    if q.dtype in (torch.float16, torch.bfloat16):
-        q, k = q.float(), k.float()
     mask = None if key_mask is None else key_mask[:, None]  # (batch, 1, M)
     q_sq = torch.linalg.vector_norm(q, dim=-1).mul_(scale).square_()  # (batch, heads, N)
     k_sq = torch.linalg.vector_norm(k, dim=-1).square_()  # (batch, kv_heads, M)
@@ -56,17 +62,15 @@ def sort_by_hash(
     lifted_q = lifted_q.times(scale)
     vectors = _draw(hashing, seed, width + len(lifted_q.extra), n_hashes, n_clusters).to(q)
 
-    q_order = q.new_empty((batch, heads, n_hashes, n_queries), dtype=torch.int64)
-    k_order = q.new_empty((batch, heads, n_hashes, n_keys), dtype=torch.int64)
     step = max(1, MAX_HASHES // (heads * n_hashes * max(n_queries, n_keys)))
     for first in range(0, batch, step):
-        rows = slice(first, first + step)
-        q_order[rows] = _argsort(HASHES[hashing](q[rows], lifted_q.at(rows), vectors))
-        repeated = k[rows, :, None].expand(-1, -1, repeat, -1, -1).flatten(1, 2) if repeat > 1 else k[rows]
-        hashes = HASHES[hashing](repeated, lifted_k.at(rows), vectors)
+        some = slice(first, first + step)
+        q_order[some] = _argsort(HASHES[hashing](q[some], lifted_q.at(some), vectors))
+        repeated = k[some, :, None].expand(-1, -1, repeat, -1, -1).flatten(1, 2) if repeat > 1 else k[some]
+        hashes = HASHES[hashing](repeated, lifted_k.at(some), vectors)
         if key_mask is not None:
-            hashes.masked_fill_(~key_mask[rows, None, None], torch.inf)
-        k_order[rows] = _argsort(hashes)
+            hashes.masked_fill_(~key_mask[some, None, None], torch.inf)
+        k_order[some] = _argsort(hashes)
     return q_order, k_order
 
 
@@ -82,10 +86,32 @@ def _(
     transform_name: str,
     hashing: str,
 ) -> tuple[Tensor, Tensor]:
-    rows = (q.shape[0], q.shape[1], n_hashes)
-    return (
-        q.new_empty((*rows, q.shape[2]), dtype=torch.int64),
-        q.new_empty((*rows, k.shape[2]), dtype=torch.int64),
+    return _empty(q, k, n_hashes)
+
+
+def _empty(q: Tensor, k: Tensor, n_hashes: int) -> tuple[Tensor, Tensor]:
+    shape = (*q.shape[:2], n_hashes)
+    return q.new_empty((*shape, q.shape[2]), dtype=torch.int32), q.new_empty((*shape, k.shape[2]), dtype=torch.int32)
+
+
+def _sort_native(
+    q: Tensor, k: Tensor, key_mask: Tensor | None, vectors: Tensor, scale: float, q_order: Tensor, k_order: Tensor
+) -> None:
+    """All of it in the extension, by `asymmetric` and `projection`."""
+    vectors = vectors.to(q.dtype)
+    key_mask = None if key_mask is None else key_mask.contiguous()
+    extension.native.sort_by_hash(
+        q.dtype == torch.float64,
+        [*q.shape[:2], *k.shape[1:2], q.shape[2], *k.shape[2:], len(vectors)],
+        rows(q),
+        rows(k),
+        0 if key_mask is None else key_mask.data_ptr(),
+        vectors.data_ptr(),
+        scale,
+        q_order.data_ptr(),
+        k_order.data_ptr(),
+        torch.get_num_threads(),
+        extension.ISA,
     )
 
 
@@ -137,8 +163,8 @@ def _multiply(x: Tensor, vectors: Tensor) -> Tensor:
     shape may round differently.
     """
     products = x.new_empty((*x.shape[:2], len(vectors), x.shape[2]))
-    for out, rows in zip(products.flatten(0, 1), x.flatten(0, 1), strict=True):
-        torch.mm(vectors, rows.T, out=out)
+    for out, one in zip(products.flatten(0, 1), x.flatten(0, 1), strict=True):
+        torch.mm(vectors, one.T, out=out)
     return products
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from smyrf import extension
 from smyrf.groups import Groups
 from smyrf.kernels import reference, torch_backend
 
@@ -41,13 +42,11 @@ DEFAULT_BACKEND = "torch"
 # Why a backend is not there.
 _missing: dict[str, str] = {}
 
-try:
-    from smyrf.kernels import native
-except ModuleNotFoundError:
-    _missing["native"] = "it was not built when smyrf was installed, for want of a C++17 compiler"
-except ImportError as error:
-    _missing["native"] = str(error)
+if extension.MISSING:
+    _missing["native"] = extension.MISSING
 else:
+    from smyrf.kernels import native
+
     BACKENDS["native"] = native.attend
 
 
@@ -60,7 +59,7 @@ def backends() -> dict[str, str]:
     """
     found = {"reference": "any device; slow, differentiable twice", "torch": "any device; PyTorch's operators"}
     if "native" in BACKENDS:
-        found["native"] = f"CPU; C++ for {native.instruction_sets()[-1]}"
+        found["native"] = f"CPU; C++ for {extension.instruction_sets()[-1]}"
     return found | {name: f"not available: {why}" for name, why in _missing.items()}
 
 

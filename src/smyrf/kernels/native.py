@@ -1,7 +1,7 @@
 """`attend` in C++: fused, O(N) memory, one pass over the groups.
 
-The extension knows nothing of PyTorch: it is handed addresses, sizes and strides. This file checks and prepares the
-tensors, keeps them alive during the call, and makes custom operators of it, so that `torch.compile` sees one node.
+This file prepares the tensors, keeps them alive during the call, and makes custom operators of the extension, so that
+`torch.compile` sees one node.
 
 Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query and S
         key slots per group, F extra keys.
@@ -14,24 +14,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-import smyrf._native as _native
+from smyrf import extension
+from smyrf.extension import native, ready, rows
 from smyrf.forward_mode import refuse_forward_mode
 from smyrf.groups import Extra, Groups, pack, unpack
 from smyrf.kernels.operators import differentiable, register
-
-# The instruction set to use, of `instruction_sets`; "" for the best.
-ISA = ""
-
-
-def instruction_sets() -> list[str]:
-    """What this machine can run, the best one last.
-
-    Example:
-        >>> instruction_sets()[0]
-        'baseline'
-    """
-    return list(_native.instruction_sets())
-
 
 def attend(
     q: Tensor,
@@ -63,16 +50,16 @@ def _attend(
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     dtype = q.dtype
-    q, k, v = (_ready(x) for x in (q, k, v))
+    q, k, v = (ready(x) for x in (q, k, v))
     out = q.new_empty((*q.shape[:3], v.shape[-1]))
     lse = q.new_empty(q.shape[:3])
     lists, _alive = _lists(unpack(tensors, layout), q.dtype)
-    _native.forward(
+    native.forward(
         q.dtype == torch.float64,
         _sizes(q, k, v),
-        _rows(q),
-        _rows(k),
-        _rows(v),
+        rows(q),
+        rows(k),
+        rows(v),
         lists,
         scale,
         dropout_p,
@@ -80,7 +67,7 @@ def _attend(
         out.data_ptr(),
         lse.data_ptr(),
         torch.get_num_threads(),
-        ISA,
+        extension.ISA,
     )
     return out.to(dtype), lse
 
@@ -101,7 +88,7 @@ def _attend_backward(
 ) -> list[Tensor]:
     """Gradients of q, k and v, then of those `tensors` that are not indices."""
     inputs = [q, k, v, *differentiable(tensors)]
-    q, k, v, grad = (_ready(x) for x in (q, k, v, grad))
+    q, k, v, grad = (ready(x) for x in (q, k, v, grad))
     out = out.to(q.dtype).contiguous()
     grads = [x.new_zeros(x.shape, dtype=q.dtype) for x in inputs]
     dq, dk, dv = grads[:3]
@@ -109,39 +96,29 @@ def _attend_backward(
     of_extras = iter(grads[3:])
     dextras = [one.extra and Extra(next(of_extras), next(of_extras), next(of_extras)) for one in groups]
     lists, _alive = _lists(groups, q.dtype, dextras)
-    _native.backward(
+    native.backward(
         q.dtype == torch.float64,
         _sizes(q, k, v),
-        _rows(q),
-        _rows(k),
-        _rows(v),
+        rows(q),
+        rows(k),
+        rows(v),
         lists,
         scale,
         dropout_p,
         0 if seed is None else int(seed),
-        _rows(grad),
+        rows(grad),
         out.data_ptr(),
         lse.contiguous().data_ptr(),
         dq.data_ptr(),
         dk.data_ptr(),
         dv.data_ptr(),
         torch.get_num_threads(),
-        ISA,
+        extension.ISA,
     )
     return [d.to(x.dtype) for d, x in zip(grads, inputs, strict=True)]
 
 
 register(_attend, _attend_backward)
-
-
-def _ready(x: Tensor) -> Tensor:
-    """In a dtype that is computed in, with a contiguous last axis."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def _rows(x: Tensor) -> list[int]:
-    return [x.data_ptr(), *x.stride()[:3]]
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
@@ -181,6 +158,6 @@ def _lists(
 
 
 def _index(x: Tensor) -> Tensor:
-    """Indices of which each row is contiguous; rows may be the same."""
-    x = x.to(torch.int64)
+    """int32 indices of which each row is contiguous; rows may be the same."""
+    x = x.to(torch.int32)
     return x if x[0].is_contiguous() else x.contiguous()

@@ -36,7 +36,7 @@ def attend(
         q_rows, k_rows, v_rows = q_rows.float(), k_rows.float(), v_rows.float()
 
     rounds = [
-        attend_round(q_rows, k_rows, v_rows, g, scale=scale, dropout_p=dropout_p, seed=seed, round_index=h)
+        attend_round(q_rows, k_rows, v_rows, g.long(), scale=scale, dropout_p=dropout_p, seed=seed, round_index=h)
         for h, g in enumerate(groups)
     ]
     out, lse = merge_rounds(

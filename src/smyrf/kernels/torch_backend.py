@@ -40,7 +40,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results as in `smyrf.kernels.attend`."""
     refuse_forward_mode((q, k, v), "backend='torch'", "pass backend='reference'")
-    tensors, layout = pack(groups)
+    tensors, layout = pack([one.long() for one in groups])  # which is what PyTorch's operators take
     return _attend(q, k, v, tensors, layout, scale, dropout_p, seed)
 
 
