@@ -5,6 +5,8 @@ import time
 import pytest
 import torch
 
+import smyrf
+from benchmarks import crossover
 from smyrf import Smyrf, Tangent
 from smyrf.bench import fresh, gemm, peak, plots, results, run, table, timing
 from smyrf.bench.cases import PRESETS, Plan, Problem
@@ -284,3 +286,90 @@ def test_kernels_run_side_by_side_and_baselines_can_be_left_out(monkeypatch):
     assert all(one.seconds > 0 for one in found)
     assert len({one.gemm_gflops for one in found}) == 1
     assert all((one.times_gemm_bound is None) == (one.name == "sdpa") for one in found)
+
+
+def test_the_encoder_script_measures_every_attention(tmp_path, capsys):
+    from benchmarks import encoder
+
+    out = tmp_path / "encoder.json"
+    threads = torch.get_num_threads()
+    arguments = ["--lengths", "400", "300", "--layers", "1", "--turns", "1", "--threads", "1", "--json", str(out)]
+    try:
+        encoder.main(arguments)
+    finally:
+        torch.set_num_threads(threads)
+    data = json.loads(out.read_text())
+    assert [row["length"] for row in data["results"]] == [400] * 4 + [300] * 4
+    assert [row["attention"] for row in data["results"]] == ["sdpa", "Tangent(256)", "Smyrf(4, 64)", "no attention"] * 2
+    assert data["results"][0]["speedup_over_sdpa"] == 1.0
+    assert data["results"][0]["share_of_attention"] < 1.0
+    assert data["config"]["layers"] == 1
+    assert {"cpu", "torch", "commit"} <= set(data["machine"])
+    assert "1 layer of" in capsys.readouterr().out
+
+
+def test_the_encoder_script_leaves_the_model_as_it_was():
+    from benchmarks import encoder
+
+    model, tokens = encoder.encoder(1, 300)
+    with torch.no_grad():
+        before = model(tokens).last_hidden_state
+        for name in (*encoder.METHODS, encoder.VALUES):
+            assert encoder.forward_seconds(model, tokens, name) > 0
+            assert torch.equal(model(tokens).last_hidden_state, before)
+
+
+def test_crossover_cases_cover_every_value_and_none_comes_twice():
+    found = list(itertools.islice(crossover.cases([1, 2], seed=0), 900))
+    assert len(set(found)) == len(found)
+    assert all(case.fits for case in found)
+    for name, values in (
+        ("width", crossover.WIDTHS),
+        ("heads", crossover.HEADS),
+        ("batch", crossover.BATCHES),
+        ("cluster_size", crossover.CLUSTER_SIZES),
+        ("kind", crossover.KINDS),
+        ("dtype", ("float32", "float64", "bfloat16", "float16")),
+        ("backward", (False, True)),
+        ("threads", (1, 2)),
+    ):
+        assert {getattr(case, name) for case in found} == set(values)
+    assert set(crossover.LENGTHS) < {case.length for case in found}
+    assert list(itertools.islice(crossover.cases([1, 2], seed=0), 900)) == found
+    drawn = [case for case in found if case.dtype == "float16" and case.kind == "tangent causal" and case.backward]
+    assert drawn  # combinations too
+
+
+def test_an_exact_case_is_known():
+    assert crossover.Case(64).is_exact
+    assert not crossover.Case(65).is_exact
+    assert crossover.Case(200, cluster_size=8, kind="smyrf causal").is_exact
+    assert not crossover.Case(300, cluster_size=8, kind="tangent causal").is_exact
+
+
+@pytest.mark.skipif(smyrf.backends()["native"].startswith("not available"), reason="the native kernel was not built")
+def test_the_crossover_script_keeps_every_case(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(crossover, "SECONDS", 0.001)
+    monkeypatch.setattr(crossover, "LONGER", 0.001)
+    some = [crossover.Case(16), crossover.Case(300, kind="tangent causal", backward=True, dtype="bfloat16")]
+    monkeypatch.setattr(crossover, "cases", lambda threads, seed: iter(some))
+    out = tmp_path / "crossover.json"
+    threads = torch.get_num_threads()
+    try:
+        crossover.main(["--threads", "1", "--json", str(out)])
+    finally:
+        torch.set_num_threads(threads)
+    data = json.loads(out.read_text())
+    assert [row["length"] for row in data["results"]] == [16, 300]
+    first = data["results"][0]
+    assert first["length"] == 16 and first["exact"]
+    assert first["ratio"] == first["native_seconds"] / first["torch_seconds"]
+    assert "worst from 128 tokens on" in capsys.readouterr().out
+
+
+def test_crossover_tables_put_the_worst_first():
+    base = {**crossover.Case(128).__dict__, "exact": False, "torch_seconds": 1.0}
+    rows = [{**base, "length": n, "native_seconds": r, "ratio": r} for n, r in ((128, 0.5), (200, 1.5), (4096, 0.25))]
+    lines = [line for line in shown(crossover.worst(rows, 2)).splitlines() if "smyrf 64" in line]
+    assert [line.replace("│", " ").split()[0] for line in lines] == ["1.50", "0.50"]
+    assert "128 to 255" in shown(crossover.by_length(rows))
