@@ -1,11 +1,14 @@
+import itertools
 import json
 import time
 
 import pytest
 import torch
 
+import smyrf
+from benchmarks import crossover
 from smyrf import Smyrf, Tangent
-from smyrf.bench import fresh, peak, plots, results, run, table, timing
+from smyrf.bench import fresh, gemm, peak, plots, results, run, table, timing
 from smyrf.bench.cases import PRESETS, Plan, Problem
 from smyrf.bench.contenders import contender, eager_smyrf, needed_bytes
 from smyrf.bench.results import Measurement
@@ -18,6 +21,11 @@ def test_presets_are_the_papers_experiments():
     assert [n for _, n in PRESETS["batch1"].shapes] == [1024, 2048, 4096, 8192, 16384, 32768, 65536]
     assert len(PRESETS["batch1"].methods) > 1
     assert all(batch * n == 65536 for batch, n in PRESETS["fixed-tokens"].shapes)
+
+
+def test_the_preset_of_the_native_kernel_has_all_powers_of_two():
+    assert PRESETS["native"].shapes == tuple((1, 2**i) for i in range(7, 17))
+    assert PRESETS["native"].methods == (Smyrf(4, 64),)
 
 
 def test_inputs_are_the_same_for_everyone():
@@ -56,6 +64,36 @@ def test_the_best_of_several_times_counts_and_slow_calls_run_once(monkeypatch):
     assert 0.001 <= best["fast"] < 0.003
     assert counts["fast"] > 3
     assert counts["slow"] == 1
+
+
+def test_set_up_of_the_first_call_costs_no_contender_its_turns():
+    counts = {"first": 0}
+
+    def first():
+        counts["first"] += 1
+        time.sleep(0.1 if counts["first"] == 1 else 0.001)
+
+    best = dict(timing.seconds({"first": first}, budget=0.05))
+    assert best["first"] < 0.05
+
+
+def test_short_calls_are_made_more_often_in_a_turn_than_long_ones(monkeypatch):
+    now = 0.0
+    made = []
+
+    def call(name, duration):
+        def run():
+            nonlocal now
+            now += duration
+            made.append(name)
+
+        return run
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    list(timing.seconds({"short": call("short", 1e-4), "long": call("long", 0.125)}, budget=1.0))
+    turns = [len(list(turn)) for name, turn in itertools.groupby(made) if name == "long"]
+    assert turns == [1, 2, 2, 2, 2]  # each but the first with a warm-up
+    assert made.count("short") > 9000
 
 
 def test_peak_memory_is_that_of_the_call_alone():
@@ -110,6 +148,46 @@ def test_ratios_are_within_one_problem(measurements):
     assert results.speedup(measurements[1:2], measurements[1]) is None
 
 
+def test_the_bound_counts_two_products_forward_and_seven_in_all(measurements):
+    """2 · rows · key visits · (D + E) at 100 GFLOP/s."""
+    problem = Problem(batch=3, heads=5, length=700, width=11, dtype="float64", backward=False)
+    visits = 4 * 64  # 11 clusters of 64 keys at most
+    forward = 2 * 3 * 5 * 700 * visits * (11 + 11)
+    assert gemm.flops(problem, Smyrf(4, 64)) == forward
+    both = Problem(**{**problem.__dict__, "backward": True})
+    assert gemm.flops(both, Smyrf(4, 64)) == 3.5 * forward
+    tangent = Tangent(100)
+    assert gemm.flops(problem, tangent) == forward / visits * tangent.key_visits(700)
+    one = Measurement(problem, "smyrf", Smyrf(4, 64), seconds=3 * forward / 100e9, gemm_gflops=100.0)
+    assert one.times_gemm_bound == pytest.approx(3.0)
+
+
+def test_baselines_and_half_precision_have_no_bound():
+    assert gemm.products("bfloat16") == gemm.products("float16") == {}
+    assert gemm.gflops({"sdpa": 1.0}) is None
+    for name, method, rate in (("smyrf", Smyrf(), None), ("eager smyrf", Smyrf(), 100.0), ("sdpa", None, 100.0)):
+        assert Measurement(PROBLEM, name, method, 0.5, gemm_gflops=rate).times_gemm_bound is None
+    assert Measurement(PROBLEM, "smyrf", Smyrf(), gemm_gflops=100.0).times_gemm_bound is None
+
+
+def test_the_rate_is_that_of_the_fastest_product(monkeypatch):
+    monkeypatch.setattr(gemm, "SIZES", (8, 16))
+    calls = gemm.products("float32")
+    for call in calls.values():
+        call()
+    assert gemm.gflops(dict(zip(calls, (1.0, 2.0), strict=True))) == 2 * 16**3 / 2.0 / 1e9
+
+
+def test_kernels_are_compared_within_one_method_and_problem():
+    found = [
+        Measurement(PROBLEM, "smyrf", Smyrf(4, 64), 0.5, backend="native"),
+        Measurement(PROBLEM, "smyrf", Smyrf(8, 64), 9.0, backend="torch"),
+        Measurement(PROBLEM, "smyrf", Smyrf(4, 64), 2.0, backend="torch"),
+        Measurement(PROBLEM, "sdpa", None, 1.0),
+    ]
+    assert [results.speedup_over_backend(found, one) for one in found] == [4.0, None, None, None]
+
+
 def test_a_result_file_can_be_repeated(measurements, tmp_path):
     path = tmp_path / "new" / "out.json"
     results.save(path, "smyrf bench --preset batch1", 2, {"memory": True}, measurements)
@@ -120,20 +198,59 @@ def test_a_result_file_can_be_repeated(measurements, tmp_path):
     assert data["results"][0]["speedup_over_sdpa"] == 2.0
     assert data["results"][0]["method"]["n_hashes"] == 4
     assert data["results"][3]["skipped"] == "needs 69 GB"
+    assert {"backend", "gemm_gflops", "times_gemm_bound", "speedup_over_torch_backend"} <= set(data["results"][0])
     assert not list(path.parent.glob("*.tmp"))
 
 
-def test_tables_show_one_direction(measurements):
+def shown(found, width=80):
     from rich.console import Console
 
     with open("/dev/null", "w") as nowhere:
-        console = Console(width=100, record=True, file=nowhere)
-        console.print(table.table(measurements, "title", backward=False))
-    text = console.export_text()
+        console = Console(width=width, record=True, file=nowhere)
+        console.print(found)
+    return console.export_text()
+
+
+def test_tables_show_one_direction(measurements):
+    text = shown(table.table(measurements, "title", backward=False))
     assert "smyrf 4×64" in text
     assert "needs 69 GB" in text
     assert "2.0" in text
     assert "backward" not in text
+    assert "GEMM" not in text  # nothing to say
+
+
+def test_a_table_with_every_column_fits_into_80_characters():
+    problem = Problem(1, 4, 65536, 64, "float32", True)
+    found = [
+        Measurement(problem, "smyrf", Smyrf(4, 64), 0.3, 130_000_000, backend="native", gemm_gflops=150.0),
+        Measurement(problem, "smyrf", Smyrf(4, 64), 0.9, 130_000_000, backend="torch", gemm_gflops=150.0),
+        Measurement(problem, "eager smyrf", Smyrf(4, 64), 2.1, 900_000_000, gemm_gflops=150.0),
+        Measurement(problem, "sdpa", None, 45.0, 120_000_000, gemm_gflops=150.0),
+    ]
+    text = shown(table.table(found, "title", backward=True))
+    rows = [line.replace("│", " ").split() for line in text.splitlines() if "· native" in line]
+    bound = found[0].times_gemm_bound
+    assert rows == [
+        [
+            "65,536",
+            "smyrf",
+            "4×64",
+            "·",
+            "native",
+            "300",
+            "ms",
+            "150",
+            "7.00",
+            "3.00",
+            f"{bound:.2f}",
+            "130",
+            "MB",
+            "1.08",
+        ]
+    ]
+    assert "at 150 GFLOP/s" in text.replace("\n", " ")
+    assert "…" not in text
 
 
 def test_plots_are_written_as_png_and_svg(measurements, tmp_path):
@@ -143,13 +260,116 @@ def test_plots_are_written_as_png_and_svg(measurements, tmp_path):
     assert "<svg" in written[1].read_text()
 
 
-def test_a_whole_run_measures_everything():
+def test_a_whole_run_measures_everything(monkeypatch):
     from rich.console import Console
 
+    monkeypatch.setattr(run, "TIMING_SECONDS", 0.02)
     plan = Plan(problems=(PROBLEM,), methods=(Smyrf(2, 32), Smyrf(4, 32)))
     with open("/dev/null", "w") as nowhere:
         kept = []
-        found = run.run(plan, threads=1, memory=False, backend=None, console=Console(file=nowhere), keep=kept.append)
+        found = run.run(plan, threads=1, memory=False, console=Console(file=nowhere), keep=kept.append)
     assert kept == [found]  # saved after its only problem
     assert [one.label for one in found] == ["smyrf 2×32", "smyrf 4×32", "eager smyrf 2×32", "sdpa", "eager dense"]
     assert all(one.seconds > 0 for one in found)
+
+
+def test_kernels_run_side_by_side_and_baselines_can_be_left_out(monkeypatch):
+    from rich.console import Console
+
+    monkeypatch.setattr(gemm, "SIZES", (8, 16))
+    monkeypatch.setattr(run, "TIMING_SECONDS", 0.02)
+    plan = Plan((PROBLEM,), (Smyrf(2, 32), Tangent(32)), ("reference", "torch"), without=("eager dense", "eager smyrf"))
+    with open("/dev/null", "w") as nowhere:
+        found = run.run(plan, threads=1, memory=False, console=Console(file=nowhere), keep=lambda measurements: None)
+    ours = ["smyrf 2×32 · reference", "smyrf 2×32 · torch", "tangent 32 · reference", "tangent 32 · torch"]
+    assert [one.label for one in found] == [*ours, "sdpa"]
+    assert all(one.seconds > 0 for one in found)
+    assert len({one.gemm_gflops for one in found}) == 1
+    assert all((one.times_gemm_bound is None) == (one.name == "sdpa") for one in found)
+
+
+def test_the_encoder_script_measures_every_attention(tmp_path, capsys):
+    from benchmarks import encoder
+
+    out = tmp_path / "encoder.json"
+    threads = torch.get_num_threads()
+    arguments = ["--lengths", "400", "300", "--layers", "1", "--turns", "1", "--threads", "1", "--json", str(out)]
+    try:
+        encoder.main(arguments)
+    finally:
+        torch.set_num_threads(threads)
+    data = json.loads(out.read_text())
+    assert [row["length"] for row in data["results"]] == [400] * 4 + [300] * 4
+    assert [row["attention"] for row in data["results"]] == ["sdpa", "Tangent(256)", "Smyrf(4, 64)", "no attention"] * 2
+    assert data["results"][0]["speedup_over_sdpa"] == 1.0
+    assert data["results"][0]["share_of_attention"] < 1.0
+    assert data["config"]["layers"] == 1
+    assert {"cpu", "torch", "commit"} <= set(data["machine"])
+    assert "1 layer of" in capsys.readouterr().out
+
+
+def test_the_encoder_script_leaves_the_model_as_it_was():
+    from benchmarks import encoder
+
+    model, tokens = encoder.encoder(1, 300)
+    with torch.no_grad():
+        before = model(tokens).last_hidden_state
+        for name in (*encoder.METHODS, encoder.VALUES):
+            assert encoder.forward_seconds(model, tokens, name) > 0
+            assert torch.equal(model(tokens).last_hidden_state, before)
+
+
+def test_crossover_cases_cover_every_value_and_none_comes_twice():
+    found = list(itertools.islice(crossover.cases([1, 2], seed=0), 900))
+    assert len(set(found)) == len(found)
+    assert all(case.fits for case in found)
+    for name, values in (
+        ("width", crossover.WIDTHS),
+        ("heads", crossover.HEADS),
+        ("batch", crossover.BATCHES),
+        ("cluster_size", crossover.CLUSTER_SIZES),
+        ("kind", crossover.KINDS),
+        ("dtype", ("float32", "float64", "bfloat16", "float16")),
+        ("backward", (False, True)),
+        ("threads", (1, 2)),
+    ):
+        assert {getattr(case, name) for case in found} == set(values)
+    assert set(crossover.LENGTHS) < {case.length for case in found}
+    assert list(itertools.islice(crossover.cases([1, 2], seed=0), 900)) == found
+    drawn = [case for case in found if case.dtype == "float16" and case.kind == "tangent causal" and case.backward]
+    assert drawn  # combinations too
+
+
+def test_an_exact_case_is_known():
+    assert crossover.Case(64).is_exact
+    assert not crossover.Case(65).is_exact
+    assert crossover.Case(200, cluster_size=8, kind="smyrf causal").is_exact
+    assert not crossover.Case(300, cluster_size=8, kind="tangent causal").is_exact
+
+
+@pytest.mark.skipif(smyrf.backends()["native"].startswith("not available"), reason="the native kernel was not built")
+def test_the_crossover_script_keeps_every_case(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(crossover, "SECONDS", 0.001)
+    monkeypatch.setattr(crossover, "LONGER", 0.001)
+    some = [crossover.Case(16), crossover.Case(300, kind="tangent causal", backward=True, dtype="bfloat16")]
+    monkeypatch.setattr(crossover, "cases", lambda threads, seed: iter(some))
+    out = tmp_path / "crossover.json"
+    threads = torch.get_num_threads()
+    try:
+        crossover.main(["--threads", "1", "--json", str(out)])
+    finally:
+        torch.set_num_threads(threads)
+    data = json.loads(out.read_text())
+    assert [row["length"] for row in data["results"]] == [16, 300]
+    first = data["results"][0]
+    assert first["length"] == 16 and first["exact"]
+    assert first["ratio"] == first["native_seconds"] / first["torch_seconds"]
+    assert "worst from 128 tokens on" in capsys.readouterr().out
+
+
+def test_crossover_tables_put_the_worst_first():
+    base = {**crossover.Case(128).__dict__, "exact": False, "torch_seconds": 1.0}
+    rows = [{**base, "length": n, "native_seconds": r, "ratio": r} for n, r in ((128, 0.5), (200, 1.5), (4096, 0.25))]
+    lines = [line for line in shown(crossover.worst(rows, 2)).splitlines() if "smyrf 64" in line]
+    assert [line.replace("│", " ").split()[0] for line in lines] == ["1.50", "0.50"]
+    assert "128 to 255" in shown(crossover.by_length(rows))

@@ -12,7 +12,7 @@ runner = CliRunner()
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["bench", "--preset", "huge"], "--preset huge must be one of batch1, fixed-tokens, quick"),
+        (["bench", "--preset", "huge"], "--preset huge must be one of batch1, fixed-tokens, native, quick"),
         (["bench", "--preset", "batch1", "--length", "64"], "leave out --length"),
         (["bench", "--length", "0"], "--length 0 must be at least 1"),
         (["bench", "--length", "64", "--batch", "-1"], "--batch -1 must be at least 1"),
@@ -22,6 +22,8 @@ runner = CliRunner()
         (["bench", "--levels", "2"], "--levels 2 is for Tangent"),
         (["bench", "--dtype", "int8"], "--dtype int8 must be one of float32"),
         (["bench", "--backend", "cuda"], "--backend cuda must be one of reference, torch"),
+        (["bench", "--backend", "torch", "--backend", "cuda"], "--backend cuda must be one of reference, torch"),
+        (["bench", "--without", "smyrf"], "--without smyrf must be one of eager smyrf, sdpa, eager dense"),
         (["bench", "--threads", "0"], "--threads 0 must be at least 1"),
         (["tune", "minilm", "--max-error", "1.5"], "--max-error 1.5 must be between 0 and 1"),
         (["tune", "minilm", "--length", "0"], "--length 0 must be at least 1"),
@@ -56,7 +58,8 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path, com
     assert words in result.stderr.replace("\n", " ")
 
 
-def test_bench_writes_table_json_and_plots(tmp_path):
+def test_bench_writes_table_json_and_plots(tmp_path, monkeypatch):
+    monkeypatch.setattr("smyrf.bench.run.TIMING_SECONDS", 0.02)
     out = tmp_path / "out.json"
     arguments = [
         "bench",
@@ -85,6 +88,30 @@ def test_bench_writes_table_json_and_plots(tmp_path):
     assert {row["backward"] for row in data["results"]} == {False, True}
     assert (tmp_path / "plot.png").exists()
     assert (tmp_path / "plot.svg").exists()
+
+
+def test_bench_runs_kernels_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr("smyrf.bench.run.TIMING_SECONDS", 0.02)
+    out = tmp_path / "out.json"
+    arguments = ["bench", "--length", "64", "--n-hashes", "2", "--cluster-size", "16", "--heads", "2", "--width", "8"]
+    arguments += ["--backend", "torch", "--backend", "reference", "--without", "eager dense", "--without", "sdpa"]
+    result = runner.invoke(app, [*arguments, "--threads", "1", "--no-memory", "--no-backward", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    data = json.loads(out.read_text())
+    assert data["config"] == {"backends": ["torch", "reference"], "without": ["eager dense", "sdpa"], "memory": False}
+    found = [(row["contender"], row["backend"]) for row in data["results"]]
+    assert found == [("smyrf", "torch"), ("smyrf", "reference"), ("eager smyrf", None)]
+    assert all(row["gemm_gflops"] > 0 for row in data["results"])
+
+
+def test_a_kernel_that_is_not_there_says_why(monkeypatch):
+    from smyrf import kernels
+
+    monkeypatch.setattr(kernels, "BACKENDS", {"torch": kernels.BACKENDS["torch"]})
+    monkeypatch.setattr(kernels, "_missing", {"native": "it was not built"})
+    result = runner.invoke(app, ["bench", "--backend", "native"])
+    assert result.exit_code == 2
+    assert "--backend native is not available: it was not built" in result.stderr
 
 
 def test_tune_prints_a_plan_and_writes_it(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ MAX_THREADS = 1024
 def bench(
     context: typer.Context,
     preset: Annotated[
-        str | None, typer.Option(help="batch1, fixed-tokens (the paper's two experiments) or quick.")
+        str | None, typer.Option(help="batch1, fixed-tokens (the paper's two experiments), native or quick.")
     ] = None,
     length: Annotated[list[int] | None, typer.Option(help="Sequence lengths; may be given several times.")] = None,
     batch: Annotated[int, typer.Option(help="Batch size, with --length.")] = 1,
@@ -46,7 +46,16 @@ def bench(
     width: Annotated[int, typer.Option(help="Width of a head.")] = 64,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
     threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Kernel: reference or torch; the best by default.")] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Kernel: reference, torch or native, side by side if given several times; the best by default."
+        ),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="Baseline to leave out: eager smyrf, sdpa, eager dense; may be given several times."),
+    ] = None,
     backward: Annotated[bool, typer.Option(help="Also measure forward + backward.")] = True,
     memory: Annotated[bool, typer.Option(help="Also measure peak memory, each in a fresh process.")] = True,
     json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
@@ -65,17 +74,22 @@ def bench(
 
     from smyrf.bench import command, fresh
     from smyrf.bench.cases import DTYPES, PRESETS
-    from smyrf.kernels import BACKENDS
+    from smyrf.bench.contenders import BASELINES
+    from smyrf.kernels import BACKENDS, backends
     from smyrf.methods import Smyrf, Tangent
 
     threads = torch.get_num_threads() if threads is None else threads
-    for name, choice, known in (
-        ("preset", preset, list(PRESETS)),
-        ("dtype", dtype, list(DTYPES)),
-        ("backend", backend, list(BACKENDS)),
+    for name, choices, known in (
+        ("preset", [] if preset is None else [preset], PRESETS),
+        ("dtype", [dtype], DTYPES),
+        ("backend", backend or [], BACKENDS),
+        ("without", without or [], BASELINES),
     ):
-        if choice is not None and choice not in known:
-            _refuse(f"--{name} {choice} must be one of {', '.join(known)}")
+        for choice in choices:
+            if name == "backend" and choice not in known and choice in backends():
+                _refuse(f"--backend {choice} is {backends()[choice]}")
+            if choice not in known:
+                _refuse(f"--{name} {choice} must be one of {', '.join(known)}")
     _need_at_least(1, threads=threads)
     for name, values in (
         ("length", length or []),
@@ -114,12 +128,22 @@ def bench(
         preset = "quick"
     shapes = [(batch, n) for n in length or []] or list(PRESETS["quick"].shapes)
     methods = methods or [Smyrf(4, 64)]
-    what = command.plan(preset, shapes, methods, heads=heads, width=width, dtype=dtype, backward=backward)
+    what = command.plan(
+        preset,
+        shapes,
+        methods,
+        heads=heads,
+        width=width,
+        dtype=dtype,
+        backward=backward,
+        backends=tuple(dict.fromkeys(backend)) if backend else (None,),
+        without=tuple(dict.fromkeys(without or [])),
+    )
     console = Console()
     title = f"smyrf bench --preset {preset}" if preset else "smyrf bench"
     if preset:
         console.print(PRESETS[preset].says)
-    command.bench(what, title, threads=threads, memory=memory, backend=backend, json=json, plot=plot, console=console)
+    command.bench(what, title, threads=threads, memory=memory, json=json, plot=plot, console=console)
 
 
 @bench_app.command()
@@ -403,7 +427,6 @@ def demo(
             "smyrf bench",
             threads=torch.get_num_threads(),
             memory=fresh.can_measure() is None,
-            backend=None,
             json=output / "bench.json",
             plot=output / "bench",
             console=console,

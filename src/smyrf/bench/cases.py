@@ -40,10 +40,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """Problems and methods of one run."""
+    """Problems and methods of one run.
+
+    Args:
+        backends: kernels that each method is run on; None is the one that is chosen without asking.
+        without: baselines that are left out.
+    """
 
     problems: tuple[Problem, ...]
     methods: tuple[Smyrf | Tangent, ...]
+    backends: tuple[str | None, ...] = (None,)
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,11 @@ PRESETS = {
         shapes=tuple((65536 // n, n) for n in (512, 1024, 2048, 4096, 8192, 16384)),
         methods=(Smyrf(4, 64),),
         says="batch × length fixed at 65,536 (first speed plot of the paper)",
+    ),
+    "native": Preset(
+        shapes=tuple((1, 128 * 2**i) for i in range(10)),
+        methods=(Smyrf(4, 64),),
+        says="batch 1 from 128 to 65,536 tokens, for kernels side by side: --backend native --backend torch",
     ),
     "quick": Preset(
         shapes=((1, 1024), (1, 2048), (1, 4096), (1, 8192)),

@@ -21,6 +21,8 @@ def plan(
     width: int,
     dtype: str,
     backward: bool,
+    backends: tuple[str | None, ...] = (None,),
+    without: tuple[str, ...] = (),
 ) -> Plan:
     """Problems and methods: those of a preset, or the given ones.
 
@@ -35,6 +37,8 @@ def plan(
             for batch, length in (PRESETS[preset].shapes if preset else shapes)
         ),
         methods=PRESETS[preset].methods if preset else tuple(methods),
+        backends=backends,
+        without=without,
     )
 
 
@@ -44,7 +48,6 @@ def bench(
     *,
     threads: int,
     memory: bool,
-    backend: str | None,
     json: Path | None,
     plot: Path | None,
     console: Console,
@@ -59,10 +62,10 @@ def bench(
 
     def keep(measurements: list[results.Measurement]) -> None:
         if json is not None:
-            config = {"backend": backend, "memory": memory}
+            config = {"backends": what.backends, "without": what.without, "memory": memory}
             results.save(json, results.command_line(), threads, config, measurements)
 
-    measurements = run(what, threads=threads, memory=memory, backend=backend, console=console, keep=keep)
+    measurements = run(what, threads=threads, memory=memory, console=console, keep=keep)
     for direction in dict.fromkeys(problem.backward for problem in what.problems):
         console.print(table.table(measurements, title, direction))
     if json is not None:

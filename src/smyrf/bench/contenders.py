@@ -19,6 +19,9 @@ Contender = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 SDPA = "sdpa"
 DENSE = "eager dense"
+EAGER = "eager smyrf"
+# What ours is compared with; each can be left out.
+BASELINES = (EAGER, SDPA, DENSE)
 
 
 def contender(name: str, method: Smyrf | Tangent | None, backend: str | None = None) -> Contender:
@@ -36,7 +39,7 @@ def contender(name: str, method: Smyrf | Tangent | None, backend: str | None = N
     if name == DENSE:
         return eager_dense
     assert method is not None
-    if name == "eager smyrf":
+    if name == EAGER:
         assert isinstance(method, Smyrf)
         return lambda q, k, v: eager_smyrf(q, k, v, method)
     return lambda q, k, v: attention(q, k, v, method=method, generator=0, backend=backend)
@@ -87,7 +90,7 @@ def needed_bytes(name: str, problem: Problem, method: Smyrf | Tangent | None) ->
     per_row = 0  # scores that are written out
     if name == DENSE:
         per_row = problem.length
-    elif name == "eager smyrf":
+    elif name == EAGER:
         assert isinstance(method, Smyrf)
         per_row = method.n_hashes * method.cluster_size
     return inputs_and_output + rows * per_row * item * (3 if problem.backward else 2)

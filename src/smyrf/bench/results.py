@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import torch
 
 import smyrf
 from smyrf.bench.cases import Problem
-from smyrf.bench.contenders import SDPA
+from smyrf.bench.contenders import EAGER, SDPA
+from smyrf.bench.gemm import flops
 from smyrf.json_files import write_json
 from smyrf.methods import Smyrf, Tangent, method_to_dict
 from smyrf.tuning.crossover import cpu
@@ -32,6 +34,8 @@ class Measurement:
         seconds: best time of a call, or None if it was not run.
         extra_bytes: peak memory beyond the inputs, or None if it was not measured.
         skipped: why it was not run, or None.
+        backend: kernel that was asked for, or None.
+        gemm_gflops: rate of large matrix products in the same turns, or None if it was not measured.
     """
 
     problem: Problem
@@ -40,10 +44,12 @@ class Measurement:
     seconds: float | None = None
     extra_bytes: int | None = None
     skipped: str | None = None
+    backend: str | None = None
+    gemm_gflops: float | None = None
 
     @property
     def label(self) -> str:
-        """The name with the rounds and the cluster size, or with the budget.
+        """The name with the rounds and the cluster size, or with the budget; and with the kernel if one was asked for.
 
         Example:
             >>> problem = Problem(1, 4, 1024, 64, "float32", False)
@@ -51,15 +57,34 @@ class Measurement:
             'smyrf 4×64'
             >>> Measurement(problem, "tangent", Tangent(256, levels=2)).label
             'tangent 256, 2 levels'
+            >>> Measurement(problem, "smyrf", Smyrf(4, 64), backend="torch").label
+            'smyrf 4×64 · torch'
         """
+        kernel = "" if self.backend is None else f" · {self.backend}"
         if isinstance(self.method, Smyrf):
-            return f"{self.name} {self.method.n_hashes}×{self.method.cluster_size}"
+            return f"{self.name} {self.method.n_hashes}×{self.method.cluster_size}{kernel}"
         if isinstance(self.method, Tangent):
             levels = (
                 "" if self.method.levels is None else f", {self.method.levels} level{'s' * (self.method.levels > 1)}"
             )
-            return f"{self.name} {self.method.budget}{levels}"
+            return f"{self.name} {self.method.budget}{levels}{kernel}"
         return self.name
+
+    @property
+    def times_gemm_bound(self) -> float | None:
+        """Time as a multiple of what its matrix products alone would take, at the machine's rate in large ones.
+
+        The operations are those of `smyrf.bench.gemm.flops`: 2 · batch · heads · N · key visits · (D + E) forward, 3.5
+        times that forward and backward. None for baselines, in half precision, and for what was not run.
+
+        Example:
+            >>> problem = Problem(1, 4, 1024, 64, "float32", False)
+            >>> Measurement(problem, "smyrf", Smyrf(4, 64), 0.008, gemm_gflops=67.108864).times_gemm_bound
+            2.0
+        """
+        if self.method is None or self.name == EAGER or self.seconds is None or self.gemm_gflops is None:
+            return None
+        return self.seconds / (flops(self.problem, self.method) / (self.gemm_gflops * 1e9))
 
 
 def baseline(measurements: list[Measurement], one: Measurement, name: str) -> Measurement | None:
@@ -74,6 +99,15 @@ def speedup(measurements: list[Measurement], one: Measurement, over: str = SDPA)
     """How many times faster than a baseline, if both were run."""
     other = baseline(measurements, one, over)
     return other.seconds / one.seconds if other and other.seconds and one.seconds else None
+
+
+def speedup_over_backend(measurements: list[Measurement], one: Measurement, over: str = "torch") -> float | None:
+    """How many times faster than the same method on another kernel, if both were run."""
+    for other in measurements:
+        same = (other.problem, other.name, other.method) == (one.problem, one.name, one.method)
+        if same and other.backend == over and one.backend != over:
+            return other.seconds / one.seconds if other.seconds and one.seconds else None
+    return None
 
 
 def memory_ratio(measurements: list[Measurement], one: Measurement, to: str = SDPA) -> float | None:
@@ -111,11 +145,15 @@ def save(path: Path, command: str, threads: int, config: dict[str, Any], measure
                 **asdict(one.problem),
                 "contender": one.name,
                 "method": None if one.method is None else method_to_dict(one.method),
+                "backend": one.backend,
                 "seconds": one.seconds,
                 "extra_bytes": one.extra_bytes,
                 "skipped": one.skipped,
                 "speedup_over_sdpa": speedup(measurements, one),
-                "speedup_over_eager_smyrf": speedup(measurements, one, "eager smyrf"),
+                "speedup_over_eager_smyrf": speedup(measurements, one, EAGER),
+                "speedup_over_torch_backend": speedup_over_backend(measurements, one),
+                "gemm_gflops": one.gemm_gflops,
+                "times_gemm_bound": one.times_gemm_bound,
                 "memory_relative_to_sdpa": memory_ratio(measurements, one),
             }
         )
@@ -138,8 +176,12 @@ def write(path: Path, command: str, threads: int, config: dict[str, Any], rows: 
     write_json(path, data)
 
 
+@lru_cache
 def _commit() -> str | None:
-    """The commit of the source tree that is running, "+" if it has changes; None for an installed package."""
+    """The commit of the source tree that is running, "+" if it has changes; None for an installed package.
+
+    Asked once: a tree that changes later is not the one that was loaded.
+    """
     here = Path(__file__).parent
     try:
         sha = subprocess.run(

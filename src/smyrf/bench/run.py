@@ -10,13 +10,16 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from smyrf.bench import peak
+from smyrf.bench import gemm, peak
 from smyrf.bench.cases import Plan, Problem
-from smyrf.bench.contenders import DENSE, SDPA, contender, needed_bytes
+from smyrf.bench.contenders import DENSE, EAGER, SDPA, contender, needed_bytes
 from smyrf.bench.results import Measurement
 from smyrf.bench.table import duration
 from smyrf.bench.timing import once, seconds
 from smyrf.methods import Smyrf, Tangent
+
+# For each contender on each problem.
+TIMING_SECONDS = 1.5
 
 
 def run(
@@ -24,7 +27,6 @@ def run(
     *,
     threads: int,
     memory: bool,
-    backend: str | None,
     console: Console,
     keep: Callable[[list[Measurement]], None],
 ) -> list[Measurement]:
@@ -47,14 +49,14 @@ def run(
         n_steps = len(plan.problems) * len(_contenders(plan)) * (2 if memory else 1)
         task = progress.add_task("measuring", total=n_steps)
         for problem in plan.problems:
-            measurements += _time_all(plan, problem, backend, progress, task)
+            measurements += _time_all(plan, problem, progress, task)
             keep(measurements)
         if memory:
             for i, one in enumerate(measurements):
                 progress.update(task, description=f"memory of {one.label} at {one.problem.length:,}")
                 if one.seconds is not None:
                     try:
-                        found = peak.extra_bytes(one.name, one.problem, one.method, threads, backend)
+                        found = peak.extra_bytes(one.name, one.problem, one.method, threads, one.backend)
                         measurements[i] = replace(one, extra_bytes=found)
                     except RuntimeError as error:
                         measurements[i] = replace(one, skipped=str(error))
@@ -63,36 +65,41 @@ def run(
     return measurements
 
 
-def _contenders(plan: Plan) -> list[tuple[str, Smyrf | Tangent | None]]:
-    found: list[tuple[str, Smyrf | Tangent | None]] = [
-        ("smyrf" if isinstance(method, Smyrf) else "tangent", method) for method in plan.methods
+def _contenders(plan: Plan) -> list[tuple[str, Smyrf | Tangent | None, str | None]]:
+    """Name, method and backend of each."""
+    ours: list[tuple[str, Smyrf | Tangent | None, str | None]] = [
+        ("smyrf" if isinstance(method, Smyrf) else "tangent", method, backend)
+        for method in plan.methods
+        for backend in plan.backends
     ]
     first = next((method for method in plan.methods if isinstance(method, Smyrf)), None)
-    if first is not None:
-        found.append(("eager smyrf", first))
-    return [*found, (SDPA, None), (DENSE, None)]
+    eager: list[tuple[str, Smyrf | Tangent | None, str | None]] = [] if first is None else [(EAGER, first, None)]
+    return ours + [one for one in (*eager, (SDPA, None, None), (DENSE, None, None)) if one[0] not in plan.without]
 
 
-def _time_all(plan: Plan, problem: Problem, backend: str | None, progress: Progress, task: TaskID) -> list[Measurement]:
+def _time_all(plan: Plan, problem: Problem, progress: Progress, task: TaskID) -> list[Measurement]:
+    """Best times of all contenders on a problem, in turn with large matrix products."""
     found: dict[str, Measurement] = {}
-    calls = {}
-    for name, method in _contenders(plan):
-        one = Measurement(problem, name, method)
+    calls = gemm.products(problem.dtype)
+    for name, method, backend in _contenders(plan):
+        one = Measurement(problem, name, method, backend=backend)
         reason = _why_not(one)
         found[one.label] = replace(one, skipped=reason)
         if reason is None:
             calls[one.label] = once(contender(name, method, backend), problem)
-    for label, best in seconds(calls):
-        found[label] = replace(found[label], seconds=best)
-        direction = "forward + backward" if problem.backward else "forward"
+    direction = "forward + backward" if problem.backward else "forward"
+    times: dict[str, float] = {}
+    for label, best in seconds(calls, TIMING_SECONDS):
+        times[label] = best
         progress.update(task, description=f"{label} at {problem.length:,}, {direction}: {duration(best)}")
     progress.advance(task, len(found))
-    return list(found.values())
+    rate = gemm.gflops(times)
+    return [replace(one, seconds=times.get(label), gemm_gflops=rate) for label, one in found.items()]
 
 
 def _why_not(one: Measurement) -> str | None:
     p = one.problem
-    if one.name == "eager smyrf" and isinstance(one.method, Smyrf) and p.length % one.method.cluster_size:
+    if one.name == EAGER and isinstance(one.method, Smyrf) and p.length % one.method.cluster_size:
         return "length is not a multiple of the cluster size"
     needed = needed_bytes(one.name, p, one.method)
     available = _available_bytes()
