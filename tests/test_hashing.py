@@ -1,10 +1,19 @@
 import pytest
 import torch
 
-from smyrf import methods
+from smyrf import extension, methods
 from smyrf.hashing import HASHES, _argsort, sort_by_hash
 
 SEED = torch.tensor(7)
+
+
+@pytest.fixture(params=["torch", *extension.instruction_sets()], autouse=True)
+def _implementation(request, monkeypatch):
+    """All tests by PyTorch's operators and by each instruction set."""
+    if request.param == "torch":
+        monkeypatch.setattr(extension, "MISSING", "left out")
+    else:
+        monkeypatch.setattr(extension, "ISA", request.param)
 
 
 def orders(
@@ -30,10 +39,12 @@ def test_every_order_is_a_permutation(q, k, transform, hashing):
         assert torch.equal(order.sort(-1).values, torch.arange(order.shape[-1]).expand_as(order))
 
 
-def test_projection_sorts_by_the_projection_of_the_transformed_vectors(q, k):
+@pytest.mark.parametrize(("n", "m", "width"), [(97, 113, 13), (1, 2, 1), (64, 700, 32), (5000, 4097, 3)])
+def test_projection_sorts_by_the_projection_of_the_transformed_vectors(n, m, width):
     """Eq. 8, computed the long way: [q; 0; √…] · a with the vectors written out."""
+    q, k = torch.randn(2, 3, n, width), torch.randn(2, 3, m, width)
     q_order, k_order = orders(q, k)
-    a = torch.randn(5, 15, generator=torch.Generator().manual_seed(7)).double()
+    a = torch.randn(5, width + 2, generator=torch.Generator().manual_seed(7)).double()
     x, y = 0.3 * q.double(), k.double()
     radius = x.square().sum(-1).amax(-1, keepdim=True) + y.square().sum(-1).amax(-1, keepdim=True)
     x_rest, y_rest = (radius - x.square().sum(-1)).sqrt()[..., None], (radius - y.square().sum(-1)).sqrt()[..., None]
@@ -74,6 +85,26 @@ def test_half_precision_is_hashed_in_float32(q, k):
     half = orders(q.bfloat16(), k.bfloat16())
     full = orders(q.bfloat16().float(), k.bfloat16().float())
     assert all(torch.equal(a, b) for a, b in zip(half, full, strict=True))
+
+
+def test_double_precision_is_hashed_as_it_is(q, k):
+    close = q.double() + 1e-12 * torch.randn(q.shape, dtype=torch.float64)
+    for a, b in zip(orders(close, k.double()), orders(q, k), strict=True):
+        assert (a == b).float().mean() > 0.9
+
+
+def test_any_strides_and_threads_give_the_same_orders(q, k):
+    base = orders(q, k)
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]
+    wide = [torch.cat([x, x], dim=-1)[..., : x.shape[-1]] for x in (q, k)]
+    threads = torch.get_num_threads()
+    try:
+        for n_threads in (1, 2, 3):
+            torch.set_num_threads(n_threads)
+            for pair in (turned, wide):
+                assert all(torch.equal(a, b) for a, b in zip(base, orders(*pair), strict=True))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_seeds_differ_and_repeat(q, k):

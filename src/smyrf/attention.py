@@ -49,7 +49,7 @@ def attention(
         enable_gqa: allow `heads` to be a multiple of `kv_heads`.
         generator: a seed or a generator makes clusters and dropout repeatable; None uses PyTorch's own.
             The same seed gives the same result for a row whatever the batch around it (dropout apart).
-        backend: None for "torch", or one of `smyrf.backends()`.
+        backend: one of `smyrf.backends()`, or None for the fastest: "native" on a CPU, else "torch".
 
     Returns:
         ``(…, heads, N, E)``, in the dtype of `v`.

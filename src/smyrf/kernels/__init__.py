@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from smyrf import extension
@@ -38,7 +39,6 @@ BACKENDS: dict[str, Backend] = {
     "reference": reference.attend,
     "torch": torch_backend.attend,
 }
-DEFAULT_BACKEND = "torch"
 # Why a backend is not there.
 _missing: dict[str, str] = {}
 
@@ -61,6 +61,17 @@ def backends() -> dict[str, str]:
     if "native" in BACKENDS:
         found["native"] = f"CPU; C++ for {extension.instruction_sets()[-1]}"
     return found | {name: f"not available: {why}" for name, why in _missing.items()}
+
+
+def best_backend(device: torch.device) -> str:
+    """The fastest kernel that is there: on a CPU the native one, at every size that `benchmarks/crossover.py` has tried.
+
+    Example:
+        >>> import torch
+        >>> best_backend(torch.device("cuda"))
+        'torch'
+    """
+    return "native" if device.type == "cpu" and "native" in BACKENDS else "torch"
 
 
 def attend(
@@ -110,7 +121,7 @@ def attend(
             )
     if dropout_p > 0.0 and seed is None:
         raise ValueError(f"{dropout_p=} needs a seed")
-    run = BACKENDS[backend or DEFAULT_BACKEND]
+    run = BACKENDS[backend or best_backend(q.device)]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return run(q, k, v, groups, scale=scale, dropout_p=dropout_p, seed=seed)
 
