@@ -72,6 +72,25 @@ struct Hashing {
     int threads = 1;
 };
 
+// One level of Tangent attention. A clusters of the level above (heads, at first) have n candidates each, and f clusters of
+// this level below them.
+template <class T>
+struct Level {
+    int64_t n_above = 0, fan = 0, n_clusters = 0;  // A, f, clusters of a head
+    int64_t n_candidates = 0, width = 0, value_width = 0, n_near = 0, n_far = 0;
+    int64_t leaves_of_own = 0;            // leaves of a cluster whose own keys come first; 0: they do not
+    const T* centroids = nullptr;         // (A, f, D)
+    const T* spread = nullptr;            // (A, f)
+    const T* vectors = nullptr;           // (rows, D + E), each key with its value behind it
+    const int64_t* candidates = nullptr;  // (A, n), of these rows; null: n rows for each, one after the other
+    const bool* hidden = nullptr;         // (rows,) or null
+    const T *key_spread = nullptr, *weight = nullptr;  // (rows,)
+    const int64_t* branch = nullptr;                   // (rows,)
+    int64_t* kept = nullptr;                           // (A, f, n_near), places among the candidates, ascending
+    T *far = nullptr, *bias = nullptr;                 // (A, f, n_far, D + E), (A, f, n_far)
+    int threads = 1;
+};
+
 // The same functions, compiled for one instruction set.
 struct Kernels {
     const char* name;
@@ -81,6 +100,8 @@ struct Kernels {
     void (*backward64)(const Call<double>&, const Backward<double>&);
     void (*sort_by_hash32)(const Hashing<float>&);
     void (*sort_by_hash64)(const Hashing<double>&);
+    void (*fold_level32)(const Level<float>&);
+    void (*fold_level64)(const Level<double>&);
 };
 
 }  // namespace smyrf

@@ -5,12 +5,17 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 
 #include "attend.h"
 
@@ -27,6 +32,8 @@ namespace SMYRF_ISA {
 #include "backward.h"
 
 #include "hash.h"
+
+#include "level.h"
 }
 
 #define SMYRF_TEXT_(x) #x
@@ -37,5 +44,6 @@ namespace SMYRF_ISA {
 extern const Kernels SMYRF_TABLE(SMYRF_ISA);
 const Kernels SMYRF_TABLE(SMYRF_ISA) = {SMYRF_TEXT(SMYRF_ISA), SMYRF_ISA::forward<float>, SMYRF_ISA::forward<double>,
                                         SMYRF_ISA::backward<float>, SMYRF_ISA::backward<double>,
-                                        SMYRF_ISA::sort_by_hash<float>, SMYRF_ISA::sort_by_hash<double>};
+                                        SMYRF_ISA::sort_by_hash<float>, SMYRF_ISA::sort_by_hash<double>,
+                                        SMYRF_ISA::fold_level<float>, SMYRF_ISA::fold_level<double>};
 }  // namespace smyrf

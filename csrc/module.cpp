@@ -104,12 +104,36 @@ void sort_by_hash(bool wide, const Ints& sizes, const Ints& q, const Ints& k, in
         use.sort_by_hash32(hashing<float>(sizes, q, k, mask, vectors, scale, q_order, k_order, threads));
 }
 
+template <class T>
+smyrf::Level<T> level(const Ints& sizes, const Ints& tensors, int threads) {
+    smyrf::Level<T> found;
+    found.n_above = sizes.at(0), found.fan = sizes.at(1), found.n_clusters = sizes.at(2);
+    found.n_candidates = sizes.at(3), found.width = sizes.at(4), found.value_width = sizes.at(5);
+    found.n_near = sizes.at(6), found.n_far = sizes.at(7), found.leaves_of_own = sizes.at(8);
+    found.centroids = at<const T>(tensors.at(0)), found.spread = at<const T>(tensors.at(1));
+    found.vectors = at<const T>(tensors.at(2)), found.candidates = at<const int64_t>(tensors.at(3));
+    found.hidden = at<const bool>(tensors.at(4)), found.key_spread = at<const T>(tensors.at(5));
+    found.weight = at<const T>(tensors.at(6)), found.branch = at<const int64_t>(tensors.at(7));
+    found.kept = at<int64_t>(tensors.at(8)), found.far = at<T>(tensors.at(9)), found.bias = at<T>(tensors.at(10));
+    found.threads = threads;
+    return found;
+}
+
+void fold_level(bool wide, const Ints& sizes, const Ints& tensors, int threads, const std::string& isa) {
+    const smyrf::Kernels& use = kernels(isa);
+    if (wide)
+        use.fold_level64(level<double>(sizes, tensors, threads));
+    else
+        use.fold_level32(level<float>(sizes, tensors, threads));
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.def("forward", &forward, nb::call_guard<nb::gil_scoped_release>());
     m.def("backward", &backward, nb::call_guard<nb::gil_scoped_release>());
     m.def("sort_by_hash", &sort_by_hash, nb::call_guard<nb::gil_scoped_release>());
+    m.def("fold_level", &fold_level, nb::call_guard<nb::gil_scoped_release>());
     m.def("instruction_sets", [] {
         std::vector<std::string> names;
         for (const smyrf::Kernels* one : smyrf::available()) names.push_back(one->name);

@@ -67,15 +67,16 @@ def cluster(
     )
     q_order, k_order = q_order.flatten(0, 1), k_order.flatten(0, 1)  # (B, H, N), (B, H, M)
     valid = None if key_mask is None else key_mask.sum(-1).repeat_interleave(heads)  # (B,)
-    queries, _ = _runs(q_order, n_clusters, owned=True)  # (B, H, L, C)
-    keys, starts = _runs(k_order, n_clusters, valid)  # (B, H, L, S), (1 or B, L)
+    queries = _runs(q_order, n_clusters, owned=True)  # (B, H, L, C)
+    keys = _runs(k_order, n_clusters, valid)  # (B, H, L, S)
     rounds = [Groups(queries=a, keys=b) for a, b in zip(queries.unbind(1), keys.unbind(1), strict=True)]
     if method.deduplicate:
+        starts = _starts(n_keys, n_clusters, valid, k.device)  # (1 or B, L)
         return [replace(groups, repeats=_count_meetings(groups, rounds, k_order, starts)) for groups in rounds]
     return rounds
 
 
-def _runs(order: Tensor, n_clusters: int, valid: Tensor | None = None, owned: bool = False) -> tuple[Tensor, Tensor]:
+def _runs(order: Tensor, n_clusters: int, valid: Tensor | None = None, owned: bool = False) -> Tensor:
     """Cut sorted vectors into runs of one length, evenly spread over the valid ones.
 
     Args:
@@ -84,27 +85,33 @@ def _runs(order: Tensor, n_clusters: int, valid: Tensor | None = None, owned: bo
         owned: each index stands in the first of its runs alone.
 
     Returns:
-        the runs ``(B, H, L, ⌈N / L⌉)``, -1 where there are not enough, and the place where each starts,
-        ``(1 or B, L)``.
+        ``(B, H, L, ⌈N / L⌉)``, -1 where there are not enough.
     """
     rows, n_hashes, length = order.shape
     size = -(-length // n_clusters)
-    step = torch.arange(n_clusters, device=order.device)  # (L,)
     if valid is None and size * n_clusters == length:  # the runs lie side by side
-        return order.view(rows, n_hashes, n_clusters, size), step[None] * size
+        return order.view(rows, n_hashes, n_clusters, size)
 
-    count = order.new_full((1, 1), length) if valid is None else valid[:, None]  # (1 or B, 1)
-    width = count.clamp(max=size)  # (1 or B, 1)
-    start = step * (count - width) // max(n_clusters - 1, 1)  # (1 or B, L)
+    start = _starts(length, n_clusters, valid, order.device)  # (1 or B, L)
     offset = torch.arange(size, device=order.device)
     places = start[..., None] + offset  # (1 or B, L, S)
-    empty = (offset >= width[..., None]).expand_as(places)
+    empty = torch.zeros_like(places, dtype=torch.bool)
+    if valid is not None:
+        empty = (offset >= valid[:, None, None]).expand_as(places)
     if owned:
         taken = torch.nn.functional.pad(start[:, :-1] + size, (1, 0))  # (1 or B, L): the end of the run before
         empty = empty | (places < taken[..., None])
     shape = (rows, n_hashes, n_clusters, size)
     runs = order.gather(-1, places.clamp(max=length - 1)[:, None].expand(shape).flatten(2)).view(shape)
-    return runs.masked_fill(empty[:, None], -1), start
+    return runs.masked_fill(empty[:, None], -1)
+
+
+def _starts(length: int, n_clusters: int, valid: Tensor | None, device: torch.device) -> Tensor:
+    """The place where each run starts, ``(1 or B, L)``."""
+    size = -(-length // n_clusters)
+    count = torch.tensor([[length]], device=device) if valid is None else valid[:, None]  # (1 or B, 1)
+    step = torch.arange(n_clusters, device=device)  # (L,)
+    return step * (count - count.clamp(max=size)) // max(n_clusters - 1, 1)
 
 
 def _count_meetings(groups: Groups, rounds: list[Groups], k_order: Tensor, k_start: Tensor) -> Tensor:

@@ -35,7 +35,8 @@ def ready(x: Tensor) -> Tensor:
         >>> ready(torch.ones(2, 3, dtype=torch.bfloat16).T).stride()
         (2, 1)
     """
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if x.dtype not in (torch.float32, torch.float64):
+        x = x.float()
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 

@@ -20,6 +20,7 @@ from smyrf.forward_mode import refuse_forward_mode
 from smyrf.groups import Extra, Groups, pack, unpack
 from smyrf.kernels.operators import differentiable, register
 
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -69,7 +70,7 @@ def _attend(
         torch.get_num_threads(),
         extension.ISA,
     )
-    return out.to(dtype), lse
+    return out if out.dtype == dtype else out.to(dtype), lse
 
 
 @torch.library.custom_op("smyrf::attend_native_backward", mutates_args=(), device_types="cpu")
@@ -159,5 +160,6 @@ def _lists(
 
 def _index(x: Tensor) -> Tensor:
     """int32 indices of which each row is contiguous; rows may be the same."""
-    x = x.to(torch.int32)
-    return x if x[0].is_contiguous() else x.contiguous()
+    if x.dtype != torch.int32:
+        x = x.to(torch.int32)
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -14,17 +14,19 @@ Shapes: B rows (batch × heads), R rows done together, N queries, M keys, D widt
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from smyrf import extension
 from smyrf.forward_mode import refuse_forward_mode
 from smyrf.groups import Extra, Groups
 from smyrf.kernels.workspace import Workspace, workspace
 from smyrf.methods import Tangent
 from smyrf.sizes import Level
-from smyrf.tangent import far, near
+from smyrf.tangent import far, native, near
 from smyrf.tangent.candidates import Candidates, blocks
 from smyrf.tangent.tree import take, tree_orders
 
@@ -169,18 +171,9 @@ def _descend(
         bias = centroids.new_empty(*by_parent, level.n_far)
         # A branch of the tree holds the keys of so many leaves: is there room for them?
         has_room = 2 * -(-n_keys // leaf.n_clusters) * n_leaves <= level.n_near
-        for at, part in blocks(by_parent, keys):
-            here, q_here = keys.gather(at, scratch), centroids[at, part]  # (a, n, D + E), (a, f, D)
-            scores = keys.score(q_here, here, at, scratch)  # (a, f, n)
-            of_key, weight, branches = (keys.of(x, at)[:, None] for x in known)  # (a, 1, n) each
-            ranks = near.score(scores, spread[at, part], of_key, weight, scratch)
-            keys.hide(ranks, at)
-            if has_room:
-                first = torch.arange(at.start, at.stop, device=q.device) * by_parent[1] % level.n_clusters + part.start
-                near.prefer_own(ranks, branches // n_leaves - first[:, None, None])
-            kept[at, part] = chosen = near.choose(ranks, level.n_near)  # (a, f, S)
-            scores.scatter_(2, chosen, -torch.inf)
-            vectors[at, part], bias[at, part] = far.fold(scores, here, q_here, level.n_far)
+        fused = q.device.type == "cpu" and not extension.MISSING
+        run = native.keep_and_fold if fused else partial(keep_and_fold, scratch=scratch)
+        run(keys, level, centroids, spread, known, n_leaves if has_room else 0, kept, vectors, bias)
         for x, whole in zip((centroids, kept), of_level[:2], strict=True):
             whole.copy_(x.view_as(whole))
         width = q.shape[-1]
@@ -193,6 +186,43 @@ def _descend(
     if keys.hidden is not None:
         found.masked_fill_(keys.hidden.view(-1)[chosen], -1)
     near_keys.copy_(found.view_as(near_keys))
+
+
+def keep_and_fold(
+    keys: Candidates,
+    level: Level,
+    centroids: Tensor,
+    spread: Tensor,
+    known: tuple[Tensor, Tensor, Tensor],
+    leaves_of_own: int,
+    kept: Tensor,
+    vectors: Tensor,
+    bias: Tensor,
+    *,
+    scratch: Workspace,
+) -> None:
+    """What the clusters of a level keep of their candidates, and what becomes of the others.
+
+    Args:
+        centroids: ``(A, f, D)``.
+        spread: ``(A, f, 1)``, σ of each cluster.
+        known: of each key its relative σ, its weight and its leaf, ``(R, M)`` each, in the tree's order.
+        leaves_of_own: leaves of a cluster, if its own keys come first, else 0.
+        kept: ``(A, f, S)``, vectors: ``(A, f, F, D + E)``, bias: ``(A, f, F)``: are written, places of near keys and far keys.
+    """
+    by_parent = (centroids.shape[0], centroids.shape[1])
+    for at, part in blocks(by_parent, keys):
+        here, q_here = keys.gather(at, scratch), centroids[at, part]  # (a, n, D + E), (a, f, D)
+        scores = keys.score(q_here, here, at, scratch)  # (a, f, n)
+        of_key, weight, branches = (keys.of(x, at)[:, None] for x in known)  # (a, 1, n) each
+        ranks = near.score(scores, spread[at, part], of_key, weight, scratch)
+        keys.hide(ranks, at)
+        if leaves_of_own:
+            clusters = torch.arange(at.start, at.stop, device=kept.device) * by_parent[1] % level.n_clusters
+            near.prefer_own(ranks, branches // leaves_of_own - (clusters + part.start)[:, None, None])
+        kept[at, part] = chosen = near.choose(ranks, level.n_near)  # (a, f, S)
+        scores.scatter_(2, chosen, -torch.inf)
+        vectors[at, part], bias[at, part] = far.fold(scores, here, q_here, level.n_far)
 
 
 def _moments(q: Tensor, order: Tensor, leaf: Level, scale: float, scratch: Workspace) -> tuple[Tensor, Tensor]:
