@@ -10,13 +10,15 @@ from torch import Tensor
 
 # After torch, whose OpenMP runtime is the one that it uses.
 try:
-    import smyrf._native as native
+    from smyrf import _native as native
 except ModuleNotFoundError:
     MISSING = "it was not built when smyrf was installed, for want of a C++17 compiler"
 except ImportError as error:
     MISSING = str(error)
 else:
     MISSING = ""
+
+__all__ = ["ISA", "MISSING", "instruction_sets", "native", "ready", "rows"]
 
 # The instruction set to use, of `instruction_sets`; "" for the best.
 ISA = ""

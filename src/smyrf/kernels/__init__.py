@@ -64,7 +64,7 @@ def backends() -> dict[str, str]:
 
 
 def best_backend(device: torch.device) -> str:
-    """The fastest kernel that is there: on a CPU the native one, at every size that `benchmarks/crossover.py` has tried.
+    """The fastest kernel that is there: on a CPU the native one, at all sizes that `benchmarks/crossover.py` tries.
 
     Example:
         >>> import torch

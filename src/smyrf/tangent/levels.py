@@ -208,7 +208,8 @@ def keep_and_fold(
         spread: ``(A, f, 1)``, σ of each cluster.
         known: of each key its relative σ, its weight and its leaf, ``(R, M)`` each, in the tree's order.
         leaves_of_own: leaves of a cluster, if its own keys come first, else 0.
-        kept: ``(A, f, S)``, vectors: ``(A, f, F, D + E)``, bias: ``(A, f, F)``: are written, places of near keys and far keys.
+        kept: ``(A, f, S)``, is written: the places of near keys among the candidates, ascending.
+        vectors, bias: ``(A, f, F, D + E)`` and ``(A, f, F)``, are written: far keys with their values.
     """
     by_parent = (centroids.shape[0], centroids.shape[1])
     for at, part in blocks(by_parent, keys):
