@@ -152,11 +152,15 @@ void forward(const Call<T>& call, const Forward<T>& result) {
         }
     };
     const auto finish = [&](const Row<T>& row) {
-        for (int64_t i = row.number * call.n_queries; i < (row.number + 1) * call.n_queries; ++i) {
-            const T base = state[2 * i], mass = state[2 * i + 1];
-            if (mass == T(0))  // no key at all
-                for (int64_t e = 0; e < call.value_width; ++e) result.out[i * call.value_width + e] = 0;
-            result.lse[i] = base * T(LN_2) + std::log(mass);
+        constexpr int W = Simd<T>::W;
+        for (int64_t first = 0; first < call.n_queries; first += W) {
+            const int64_t n = std::min<int64_t>(W, call.n_queries - first), at = row.number * call.n_queries + first;
+            alignas(64) T base[W] = {}, mass[W] = {}, lse[W];
+            for (int64_t i = 0; i < n; ++i) base[i] = state[2 * (at + i)], mass[i] = state[2 * (at + i) + 1];
+            store(lse, load(base) * T(LN_2) + logarithm<T>(load(mass)));
+            std::memcpy(result.lse + at, lse, n * sizeof(T));
+            for (int64_t i = 0; i < n; ++i)
+                if (mass[i] == T(0)) std::fill_n(result.out + (at + i) * call.value_width, call.value_width, T(0));
         }
     };
     run(static_cast<int64_t>(tasks.size()), call.threads, [&](int64_t number) {

@@ -79,10 +79,11 @@ class Prefetch {
     void add(const void* table, int64_t stride, int64_t bytes, const int32_t* index, int64_t n) {
         const int64_t pieces = (bytes + PIECE - 1) / PIECE;
         if (static_cast<int64_t>(queue_.size()) < n_ + n * pieces + 1) queue_.resize(n_ + n * pieces + 1);
-        const char* data = static_cast<const char*>(table);
-        for (int64_t i = 0; i < n; ++i)  // of an empty slot: fetched in vain
-            for (int64_t piece = 0; piece < pieces; ++piece) queue_[n_++] = data + index[i] * stride + piece * PIECE;
-        queue_[n_] = queue_[n_ - 1];  // what is fetched when all is done
+        const char *data = static_cast<const char*>(table), **to = queue_.data() + n_;
+        for (int64_t piece = 0; piece < pieces; ++piece, to += n)
+            for (int64_t i = 0; i < n; ++i) to[i] = data + index[i] * stride + piece * PIECE;  // empty slots: in vain
+        n_ += n * pieces;
+        *to = data;  // what is fetched when all is done
     }
     bool empty() const { return n_ == 0; }
     const char* next() {

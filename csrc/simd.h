@@ -52,7 +52,7 @@ inline Vec<T> larger(Vec<T> a, Vec<T> b) {
 inline Vec<float> power(Vec<float> x) {
     using B = Simd<float>::B;
     const Vec<float> magic = fill(12582912.0f + 127.0f);  // 1.5 · 2²³ + bias
-    x = x < fill(-126.0f) ? fill(-127.0f) : x;            // exponent 0: zero
+    x = larger<float>(fill(-127.0f), x);                  // whose exponent is that of zero; NaN is not larger, and stays
     const Vec<float> t = x + magic;
     const Vec<float> r = x - (t - magic);
     Vec<float> p = r * 0.00015353361993071223f + 0.001339887445228043f;  // minimax, error 2⁻²⁹
@@ -67,7 +67,7 @@ inline Vec<float> power(Vec<float> x) {
 inline Vec<double> power(Vec<double> x) {
     using B = Simd<double>::B;
     const Vec<double> magic = fill(6755399441055744.0 + 1023.0);  // 1.5 · 2⁵² + bias
-    x = x < fill(-1022.0) ? fill(-1023.0) : x;
+    x = larger<double>(fill(-1023.0), x);
     const Vec<double> t = x + magic;
     const Vec<double> r = (x - (t - magic)) * 0.6931471805599453;
     constexpr double factorial[14] = {1,    1,     2,      6,       24,       120,       720,
@@ -76,6 +76,25 @@ inline Vec<double> power(Vec<double> x) {
 #pragma GCC unroll 16
     for (int i = 12; i >= 0; --i) p = p * r + 1.0 / factorial[i];
     return p * (Vec<double>)((B)t << 52);
+}
+
+// log x for x >= 0, to a rounding or two: x = m · 2ᵉ with m next to 1, and log m = 2 artanh(s), s = (m − 1) / (m + 1).
+template <class T>
+inline Vec<T> logarithm(Vec<T> x) {
+    using Int = typename Simd<T>::I;
+    constexpr bool WIDE = sizeof(T) == 8;
+    constexpr int MANTISSA = WIDE ? 52 : 23, TERMS = WIDE ? 10 : 4;
+    const typename Bits<T>::Int root = WIDE ? static_cast<typename Bits<T>::Int>(0x3FE6A09E667F3BCD) : 0x3F3504F3;  // √½
+    const Int exponent = ((Int)x - root) >> MANTISSA;
+    const Vec<T> m = (Vec<T>)((Int)x - (exponent << MANTISSA));
+    const Vec<T> s = (m - T(1)) / (m + T(1)), z = s * s;
+    Vec<T> sum = fill(T(1) / (2 * TERMS + 1));
+    for (int i = TERMS - 1; i >= 0; --i) sum = sum * z + T(1) / (2 * i + 1);
+    Vec<T> e;
+    for (int i = 0; i < Simd<T>::W; ++i) e[i] = static_cast<T>(exponent[i]);
+    const Vec<T> found = T(2) * s * sum + e * T(LN_2);
+    const Vec<T> none = fill(-std::numeric_limits<T>::infinity());
+    return x == Vec<T>{} ? none : x == x ? found : x;
 }
 
 #ifdef __clang__
