@@ -25,43 +25,52 @@ void project(const T* x, int64_t stride, int64_t n, int64_t width, const T* dire
     std::memcpy(norms, found, n * sizeof(T));
 }
 
-// The largest norm of all vectors that may be seen. One with inf or NaN must not decide where all the others go.
+// The smallest and the largest of those numbers that are finite and not masked; inf and -inf if there are none.
 template <class T>
-T largest_finite(const T* norms, const bool* mask, int64_t n) {
-    T largest = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        const bool counts = norms[i] < std::numeric_limits<T>::infinity() && (mask == nullptr || mask[i]);
-        largest = counts && norms[i] > largest ? norms[i] : largest;
+std::pair<T, T> finite_range(const T* numbers, const bool* mask, int64_t n) {
+    constexpr int W = Simd<T>::W;
+    const T infinity = std::numeric_limits<T>::infinity();
+    Vec<T> low = fill(infinity), high = fill(-infinity);
+    alignas(64) T part[W];
+    for (int64_t i = 0; i < n; i += W) {
+        Vec<T> x;
+        if (mask == nullptr && i + W <= n) {
+            x = load(numbers + i);
+        } else {
+            for (int64_t j = 0; j < W; ++j)
+                part[j] = i + j < n && (mask == nullptr || mask[i + j]) ? numbers[i + j] : infinity;
+            x = load(part);
+        }
+        const typename Simd<T>::I counts = (x < infinity) & (x > -infinity);
+        low = (counts & (x < low)) ? x : low;
+        high = (counts & (x > high)) ? x : high;
     }
-    return largest;
+    std::pair<T, T> found{infinity, -infinity};
+    for (int j = 0; j < W; ++j) found = {std::min(found.first, low[j]), std::max(found.second, high[j])};
+    return found;
 }
 
-// Numbers whose order is that of the hashes, as unsigned integers; NaN comes behind all hashes, masked places come behind
-// everything.
+// u·a for u = [scale · x; √(radius² − ‖scale · x‖²)], from x·a and ‖x‖².
 template <class T>
-void hash(const T* products, const T* norms, const bool* mask, int64_t n, T scale, T radius_sq, T of_rest, uint32_t* bits) {
+void hash(const T* products, const T* norms, int64_t n, T scale, T radius_sq, T of_rest, float* hashes) {
     for (int64_t i = 0; i < n; ++i) {
         const T rest = radius_sq - norms[i] * scale * scale;  // rounding can make that of the longest vector negative
-        const float found = static_cast<float>(products[i] * scale + of_rest * std::sqrt(rest < T(0) ? T(0) : rest));
-        uint32_t number;
-        std::memcpy(&number, &found, sizeof number);
-        number = (number & 0x7FFFFFFFu) > 0x7F800000u ? 0x7F800000u : number;
-        bits[i] = number & 0x80000000u ? ~number : number | 0x80000000u;
+        hashes[i] = static_cast<float>(products[i] * scale + of_rest * std::sqrt(rest < T(0) ? T(0) : rest));
     }
-    if (mask == nullptr) return;
-    for (int64_t i = 0; i < n; ++i) bits[i] = mask[i] ? bits[i] : 0xFFFFFFFFu;
 }
 
 // The order of numbers, by a radix sort of pairs (number, place), from the last digit to the first; equal ones keep theirs.
-template <int BITS>
-void argsort(const uint32_t* numbers, int64_t n, int32_t* order) {
-    constexpr int PASSES = (32 + BITS - 1) / BITS, VALUES = 1 << BITS;
+// Gives up, with false, if more than `most` numbers have the same first digit, the largest one apart.
+template <int BITS, int PASSES>
+bool argsort(const uint32_t* numbers, int64_t n, int64_t most, int32_t* order) {
+    constexpr int VALUES = 1 << BITS;
     const auto digit = [](uint32_t number, int pass) { return number >> (BITS * pass) & (VALUES - 1); };
-    static thread_local Buffer<uint64_t> pairs[2];
-    uint64_t *from = pairs[0].get(n), *to = pairs[1].get(n);
     uint32_t starts[PASSES][VALUES] = {};
     for (int64_t i = 0; i < n; ++i)
         for (int pass = 0; pass < PASSES; ++pass) ++starts[pass][digit(numbers[i], pass)];
+    uint32_t largest = 0;
+    for (int value = 0; value < VALUES - 1; ++value) largest = std::max(largest, starts[PASSES - 1][value]);
+    if (largest > most) return false;
     for (int pass = 0; pass < PASSES; ++pass) {
         uint32_t total = 0;
         for (uint32_t& start : starts[pass]) {
@@ -70,6 +79,8 @@ void argsort(const uint32_t* numbers, int64_t n, int32_t* order) {
             total += count;
         }
     }
+    static thread_local Buffer<uint64_t> pairs[2];
+    uint64_t *from = pairs[0].get(n), *to = pairs[1].get(n);
     for (int64_t i = 0; i < n; ++i)
         to[starts[0][digit(numbers[i], 0)]++] = static_cast<uint64_t>(numbers[i]) << 32 | static_cast<uint64_t>(i);
     for (int pass = 1; pass < PASSES - 1; ++pass) {
@@ -79,6 +90,37 @@ void argsort(const uint32_t* numbers, int64_t n, int32_t* order) {
     for (int64_t i = 0; i < n; ++i)
         order[starts[PASSES - 1][digit(static_cast<uint32_t>(to[i] >> 32), PASSES - 1)]++] =
             static_cast<int32_t>(static_cast<uint32_t>(to[i]));
+    return true;
+}
+
+// The order of hashes; what is not finite comes behind all numbers, masked places come behind everything.
+//
+// Eq. 8 has ⌊(u·a + b) / r⌋, and so have we, with the smallest hash for −b and r = 2⁻²² of what all hashes span, about a
+// float's own rounding: two digits to sort by instead of three. Where a few hashes are far away from the others, so that
+// these would share too few numbers, the hashes themselves are sorted.
+inline void order_by_hash(const float* hashes, const bool* mask, int64_t n, int32_t* order) {
+    constexpr int BITS = 11;
+    constexpr uint32_t MASKED = (1u << 2 * BITS) - 1, INFINITE = MASKED - 1, LARGEST = MASKED - 2;
+    constexpr float NO_NUMBER = std::numeric_limits<float>::infinity();
+    static thread_local Buffer<uint32_t> memory;
+    uint32_t* numbers = memory.get(n);
+    const auto [low, high] = finite_range(hashes, mask, n);
+    const float span = high - low, factor = span > 0 && span < NO_NUMBER ? LARGEST / span : 0.0f;
+    for (int64_t i = 0; i < n; ++i) {
+        const bool finite = std::abs(hashes[i]) < NO_NUMBER;
+        const float place = std::min((hashes[i] - low) * factor, static_cast<float>(LARGEST));
+        numbers[i] = finite && place >= 0.0f ? static_cast<uint32_t>(static_cast<int32_t>(place)) : INFINITE;
+    }
+    if (mask != nullptr)
+        for (int64_t i = 0; i < n; ++i) numbers[i] = mask[i] ? numbers[i] : MASKED;
+    if (n >= 512 && argsort<BITS, 2>(numbers, n, n / 16, order)) return;
+    for (int64_t i = 0; i < n; ++i) {  // a float's bits, as an unsigned integer of the same order
+        uint32_t bits;
+        std::memcpy(&bits, hashes + i, sizeof bits);
+        bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+        numbers[i] = numbers[i] >= INFINITE ? 0xFFFFFF00u + (numbers[i] - INFINITE) : bits;
+    }
+    argsort<8, 4>(numbers, n, n, order);
 }
 
 template <class T>
@@ -112,19 +154,16 @@ void sort_by_hash(const Hashing<T>& call) {
             const T* k = of_keys + place / repeat * (H + 1) * M;
             const bool* mask = call.mask == nullptr ? nullptr : call.mask + row / call.heads * M;
             // Eq. 4: F(q) = [q; 0; √(M_Q² + M_K² − ‖q‖²)], G(k) = [k; √(M_Q² + M_K² − ‖k‖²); 0].
-            const T radius_sq = largest_finite<T>(q + H * N, nullptr, N) * call.scale * call.scale +
-                                largest_finite<T>(k + H * M, mask, M);
+            // A vector with inf or NaN must not decide where all the others go.
+            const T radius_sq = std::max(T(0), finite_range<T>(q + H * N, nullptr, N).second) * call.scale * call.scale +
+                                std::max(T(0), finite_range<T>(k + H * M, mask, M).second);
             const T* a = call.vectors + h * (D + 2) + D;
-            static thread_local Buffer<uint32_t> numbers;
-            uint32_t* bits = numbers.get(std::max(N, M));
-            const auto sort = [&](int64_t length, int32_t* order) {
-                // Long digits save a pass, but have many counters.
-                length < 512 ? argsort<8>(bits, length, order) : argsort<11>(bits, length, order);
-            };
-            hash<T>(q + h * N, q + H * N, nullptr, N, call.scale, radius_sq, a[1], bits);
-            sort(N, call.q_order + (row * H + h) * N);
-            hash<T>(k + h * M, k + H * M, mask, M, T(1), radius_sq, a[0], bits);
-            sort(M, call.k_order + (row * H + h) * M);
+            static thread_local Buffer<float> memory_of_hashes;
+            float* hashes = memory_of_hashes.get(std::max(N, M));
+            hash<T>(q + h * N, q + H * N, N, call.scale, radius_sq, a[1], hashes);
+            order_by_hash(hashes, nullptr, N, call.q_order + (row * H + h) * N);
+            hash<T>(k + h * M, k + H * M, M, T(1), radius_sq, a[0], hashes);
+            order_by_hash(hashes, mask, M, call.k_order + (row * H + h) * M);
         });
     }
 }

@@ -40,10 +40,9 @@ struct Store {
 // … or into rows that hold something: row = keep · row + share · tile. Where keep is zero the row is not read. A null row
 // takes nothing.
 template <class T>
-struct Into {
-    T* const* rows;
-    const T *keep, *share;
-    int64_t width;
+class Into {
+   public:
+    Into(T* const* to, const T* of_old, const T* of_new, int64_t n) : rows(to), keep(of_old), share(of_new), width(n) {}
 
     template <int R, int K>
     void operator()(int64_t row, int64_t column, const Vec<T> (&sum)[R][K]) const {
@@ -54,18 +53,30 @@ struct Into {
             if (to == nullptr) continue;
             to += column;
             const T a = keep[row + r], b = share[row + r];
+            if (column + K * W > width) {
+                put_tail(sum[r], a, b, width - column, to);
+            } else if (a == T(0)) {
 #pragma GCC unroll 8
-            for (int v = 0; v < K; ++v, to += W) {
-                const int64_t left = width - column - v * W;
-                if (left >= W) {
-                    store(to, a == T(0) ? sum[r][v] * b : load(to) * a + sum[r][v] * b);
-                } else {
-                    alignas(64) T part[W];
-                    store(part, sum[r][v] * b);
-                    for (int64_t e = 0; e < left; ++e) to[e] = a == T(0) ? part[e] : to[e] * a + part[e];
-                }
+                for (int v = 0; v < K; ++v) store(to + v * W, sum[r][v] * b);
+            } else {
+#pragma GCC unroll 8
+                for (int v = 0; v < K; ++v) store(to + v * W, load(to + v * W) * a + sum[r][v] * b);
             }
         }
+    }
+
+   private:
+    T* const* rows;
+    const T *keep, *share;
+    int64_t width;
+
+    // The end of a row that is not a multiple of a vector.
+    template <int K>
+    static void put_tail(const Vec<T> (&sum)[K], T a, T b, int64_t n, T* to) {
+        constexpr int W = Simd<T>::W;
+        alignas(64) T part[K * W];
+        for (int v = 0; v < K; ++v) store(part + v * W, sum[v] * b);
+        for (int64_t e = 0; e < n; ++e) to[e] = a == T(0) ? part[e] : to[e] * a + part[e];
     }
 };
 
