@@ -165,7 +165,7 @@ def check(isa, problem):
         plain = run("reference", torch.float32, problem)
         for ours, theirs, others in zip(run("native", torch.float32, problem), exact, plain, strict=True):
             error = float((others.double() - theirs).nan_to_num(posinf=0, neginf=0).abs().max()) if ours.numel() else 0
-            near(ours, theirs, 2 * error + 8 * torch.finfo(torch.float32).eps * largest * rounded, rtol=4e-6)
+            near(ours, theirs, 2 * error + 8 * torch.finfo(torch.float32).eps * largest * rounded, rtol=2e-5)
     finally:
         native.ISA = before
 
@@ -175,7 +175,7 @@ def near(ours, theirs, bound, rtol=1e-13):
     finite = theirs.isfinite()
     assert torch.equal(ours[~finite].double(), theirs[~finite])  # -inf of a query without keys
     errors = (ours.double() - theirs)[finite].abs()
-    bound += rtol * float(theirs[finite].abs().max()) if finite.any() else 0.0  # a gradient may have a thousand terms
+    bound += rtol * float(theirs[finite].abs().max()) if finite.any() else 0.0  # a gradient may be the sum of thousands
     assert errors.le(bound).all(), f"{float(errors.max())} > {bound} of {float(theirs[finite].abs().max())}"
 
 
