@@ -3,6 +3,7 @@
 A quick run is part of `make test`; `make test-slow` tries thousands of examples more.
 """
 
+import os
 from dataclasses import dataclass, replace
 
 import pytest
@@ -20,7 +21,8 @@ from smyrf.kernels import native
 
 SEED = torch.tensor(2**40 + 7)
 isa = pytest.mark.parametrize("isa", native.instruction_sets())
-quick = settings(max_examples=40)
+# Sanitizers make everything several times slower.
+quick = settings(max_examples=10 if "SMYRF_NATIVE" in os.environ else 40)
 thorough = settings(max_examples=2000, derandomize=False, suppress_health_check=list(HealthCheck))
 
 
