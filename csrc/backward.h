@@ -92,6 +92,7 @@ void backward_group(const Row<T>& row, int64_t list_number, int64_t group, const
 
 template <class T>
 void backward(const Call<T>& call, const Backward<T>& result) {
+    check_indices(call);
     const int64_t n_kv = call.batch * call.kv_heads, repeat = call.heads / call.kv_heads;
     const int64_t n_lists = static_cast<int64_t>(call.lists.size());
     const int64_t dq_size = repeat * call.n_queries * call.width;

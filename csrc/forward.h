@@ -43,22 +43,26 @@ void softmax(T* scores, int64_t size, int64_t columns, T* top, T* sum) {
 }
 
 // Eq. 9: the shares of what queries have found before and of what they find in a block, by their parts of the softmax
-// mass. `state` is base and mass of each query: Σ 2^S = mass · 2^base. `keep` is zero for what is not there yet.
+// mass. `state` is base and mass of each query: Σ 2^S = mass · 2^base. `keep` is zero for what is not there yet. The queries
+// from `first_seeing` on see keys: where all their scores are -inf the result is NaN, as that of any softmax.
 template <class T>
-void merge_shares(const int32_t* queries, int64_t n, const T* top, const T* sum, T* state, T* keep, T* share) {
+void merge_shares(const int32_t* queries, int64_t n, int64_t first_seeing, const T* top, const T* sum, T* state, T* keep,
+                  T* share) {
     constexpr int W = Simd<T>::W;
     const T infinity = std::numeric_limits<T>::infinity();
-    alignas(64) T base[I], mass[I];
+    alignas(64) T base[I], mass[I], nothing[I];
     for (int64_t i = 0; i < round_up(n, W); ++i) {
         const bool there = i < n && queries[i] >= 0;
         base[i] = there ? state[2 * static_cast<int64_t>(queries[i])] : -infinity;
         mass[i] = there ? state[2 * static_cast<int64_t>(queries[i]) + 1] : T(0);
+        nothing[i] = i >= first_seeing ? std::numeric_limits<T>::quiet_NaN() : T(0);
     }
     for (int64_t i = 0; i < n; i += W) {
         const Vec<T> was = load(base + i), now = larger<T>(was, load(top + i));
         const Vec<T> shift = now == fill(-infinity) ? Vec<T>{} : now;
         const Vec<T> a = load(mass + i) * power(was - shift), b = power(load(top + i) - shift);
-        const Vec<T> total = a + load(sum + i) * b;
+        Vec<T> total = a + load(sum + i) * b;
+        total = total == Vec<T>{} ? load(nothing + i) : total;
         const Vec<T> part = T(1) / (total == Vec<T>{} ? fill(T(1)) : total);
         store(base + i, now), store(mass + i, total), store(keep + i, a * part), store(share + i, b * part);
     }
@@ -107,7 +111,7 @@ void forward_group(const Row<T>& row, int64_t list_number, int64_t group, T* out
             if (call.dropout)
                 for (int64_t j = 0; j < size; ++j)
                     for (int64_t i = 0; i < n; ++i) scores[j * I + i] *= pairs.kept(start + j, i);
-            merge_shares<T>(queries, n, top, sum, state, keep, share);
+            merge_shares<T>(queries, n, pairs.first_seeing(start), top, sum, state, keep, share);
             const Listed<T> values =
                 whole_vectors(keys.v.data() + start, size, call.value_width, value_rows, scratch.values);
             product<T>(Strided<T>{scores, 1}, n, I, values, value_columns, size,
@@ -118,6 +122,7 @@ void forward_group(const Row<T>& row, int64_t list_number, int64_t group, T* out
 
 template <class T>
 void forward(const Call<T>& call, const Forward<T>& result) {
+    check_indices(call);
     const int64_t n_rows = call.batch * call.heads, n_lists = static_cast<int64_t>(call.lists.size());
     std::unique_ptr<T[]> state(new T[2 * n_rows * call.n_queries]);  // base and mass of each query
     // Lists of a row come one after the other: each query is merged in their order, whatever the threads do. Rows that

@@ -98,6 +98,26 @@ struct Row {  // one of the B rows of a call
     }
 };
 
+// Throws if an index is too large: nothing outside of the tensors is read or written.
+template <class T>
+void check_indices(const Call<T>& call) {
+    const auto check = [&](const int32_t* indices, int64_t stride, int64_t n, int64_t length, const char* name) {
+        const int64_t n_rows = stride == 0 ? 1 : call.batch * call.heads;
+        for (int64_t row = 0; row < n_rows; ++row) {
+            int32_t largest = -1;
+            for (int64_t i = 0; i < n; ++i) largest = std::max(largest, indices[row * stride + i]);
+            if (largest >= length)
+                throw std::out_of_range(std::string("groups has the index ") + std::to_string(largest) + " of " + name +
+                                        ", which is out of range: there are " + std::to_string(length));
+        }
+    };
+    if (call.batch * call.heads == 0) return;
+    for (const List<T>& list : call.lists) {
+        check(list.queries, list.queries_stride, list.n_groups * list.slots, call.n_queries, "queries");
+        check(list.keys, list.keys_stride, list.n_groups * list.size, call.n_keys, "keys");
+    }
+}
+
 // What one thread works with, kept from call to call.
 template <class T>
 struct Scratch {
@@ -140,6 +160,11 @@ struct Pairs {
         if (list.causal)
             while (found > 0 && keys.slot[found - 1] > first + n - 1) --found;
         return found;
+    }
+
+    // The first of the queries that sees a key from `start` on.
+    int64_t first_seeing(int64_t start) const {
+        return list.causal ? std::max<int64_t>(0, keys.slot[start] - first) : 0;
     }
 
     // Adds to the scores of one key what its pairs have: a bias, -inf where it must not be seen, and the logarithm of how

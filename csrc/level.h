@@ -209,7 +209,7 @@ class Block {
                         scores_[(kept[next[i]] - start) * I + i] = -infinity;
                 }
                 softmax<T>(scores_, size, columns_, top, sum);
-                merge_shares<T>(identity, n_, top, sum, state, keep, share);
+                merge_shares<T>(identity, n_, n_, top, sum, state, keep, share);
                 const Listed<T> vectors = whole_vectors(keys_, size, both, mine_.lists[1].get(J), mine_.values);
                 product<T>(Strided<T>{scores_, 1}, n_, I, vectors, round_up(both, W), size,
                            Into<T>{rows, keep, share, both}, mine_.prefetch);

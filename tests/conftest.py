@@ -1,3 +1,7 @@
+import importlib.util
+import os
+import sys
+
 import pytest
 import torch
 from hypothesis import settings
@@ -5,6 +9,13 @@ from hypothesis import settings
 # A property is checked on the same examples in every run; compiling and importing must not time out.
 settings.register_profile("smyrf", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("smyrf")
+
+# A library to test in place of the installed one: that with sanitizers, of .ci/sanitize. It stands where `smyrf` looks
+# first, and is loaded after PyTorch, whose OpenMP runtime it uses.
+if "SMYRF_NATIVE" in os.environ:
+    spec = importlib.util.spec_from_file_location("smyrf._native", os.environ["SMYRF_NATIVE"])
+    sys.modules["smyrf._native"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["smyrf._native"])
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,8 @@ from smyrf.kernels import BACKENDS
 TANGENTS = (Tangent(30, levels=1), Tangent(25, levels=2))
 
 backends = pytest.mark.parametrize("backend", [None, *BACKENDS])
+# Kernels that are made for use, whichever of them is the default.
+fast = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
 
 
 def problem(n=97, m=113, d=13, e=17, batch=2, heads=3, kv_heads=3, dtype=torch.float32):
@@ -57,6 +59,7 @@ def test_permuting_keys_and_values_together_changes_nothing_in_exact_mode():
 # --- what always holds --------------------------------------------------------------------------------
 
 
+@fast
 @given(
     n=st.integers(1, 70),
     m=st.integers(1, 70),
@@ -73,7 +76,7 @@ def test_permuting_keys_and_values_together_changes_nothing_in_exact_mode():
     seed=st.integers(0, 1000),
 )
 def test_constant_values_give_constant_output(
-    n, m, d, e, size, n_hashes, deduplicate, transform, hashing, is_causal, share, dtype, seed
+    backend, n, m, d, e, size, n_hashes, deduplicate, transform, hashing, is_causal, share, dtype, seed
 ):
     """Weights are non-negative and sum to one, or the query sees nothing: any shape, mask and dtype."""
     torch.manual_seed(seed)
@@ -81,7 +84,9 @@ def test_constant_values_give_constant_output(
     v = torch.ones(2, 1, m, e, dtype=dtype)
     mask = None if share is None else torch.rand(2, m) < share
     method = Smyrf(n_hashes, size, transform, hashing, deduplicate)
-    out = attention(q, k, v, method=method, key_mask=mask, is_causal=is_causal, enable_gqa=True, generator=seed)
+    out = attention(
+        q, k, v, method=method, key_mask=mask, is_causal=is_causal, enable_gqa=True, generator=seed, backend=backend
+    )
     assert out.shape == (2, 2, n, e)
     assert out.dtype == dtype
     visible = torch.ones(2, m, dtype=torch.bool) if mask is None else mask
@@ -140,23 +145,25 @@ def test_a_fully_masked_row_gives_zeros_and_finite_gradients(backend, is_causal,
         assert (x.grad[1] == 0).all()
 
 
+@fast
 @pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
-def test_nan_in_one_row_of_the_batch_stays_there(method):
+def test_nan_in_one_row_of_the_batch_stays_there(backend, method):
     q, k, v = problem()
-    clean = attention(q, k, v, method=method, generator=1)
+    clean = attention(q, k, v, method=method, generator=1, backend=backend)
     for x in (q, k, v):
         x[1, 0, 5] = torch.nan
-    out = attention(q, k, v, method=method, generator=1)
+    out = attention(q, k, v, method=method, generator=1, backend=backend)
     assert torch.equal(out[0], clean[0])
     assert out[1, 0].isnan().any()
     assert torch.equal(out[1, 1:], clean[1, 1:])  # nor does it leave its head
 
 
+@fast
 @pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
-def test_nan_in_a_query_reaches_no_other_query(method):
+def test_nan_in_a_query_reaches_no_other_query(backend, method):
     q, k, v = problem()
     q[0, 0, 5] = torch.nan
-    out = attention(q, k, v, method=method, generator=1)
+    out = attention(q, k, v, method=method, generator=1, backend=backend)
     assert out[0, 0, 5].isnan().all()
     assert out[0, 0].isnan().any(-1).sum() == 1
 
@@ -186,22 +193,24 @@ def test_each_mask_goes_to_its_own_row(backend, method):
     assert out[1].min() > 19
 
 
+@fast
 @pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
-def test_masked_keys_do_not_decide_about_the_others(method):
+def test_masked_keys_do_not_decide_about_the_others(backend, method):
     q, k, v = problem(40, 40, 5, 5)
     mask = torch.arange(40).expand(2, -1) < 30
     loud = k.clone()
     loud[:, :, 30:] = 1e3
-    a = attention(q, k, v, method=method, key_mask=mask, generator=2)
-    assert torch.equal(a, attention(q, loud, v, method=method, key_mask=mask, generator=2))
+    a = attention(q, k, v, method=method, key_mask=mask, generator=2, backend=backend)
+    assert torch.equal(a, attention(q, loud, v, method=method, key_mask=mask, generator=2, backend=backend))
 
 
+@fast
 @pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
-def test_short_rows_of_a_padded_batch_are_exact(method):
+def test_short_rows_of_a_padded_batch_are_exact(backend, method):
     """Keys per cluster are counted with padding: a row with no more valid keys than that sees them all."""
     q, k, v = problem(128, 128, 8, 8)
     mask = torch.arange(128) < torch.tensor([[128], [11]])
-    out = attention(q, k, v, method=method, key_mask=mask)
+    out = attention(q, k, v, method=method, key_mask=mask, backend=backend)
     exact = oracle.dense(q[1:], k[1:, :, :11], v[1:, :, :11], 8**-0.5)
     torch.testing.assert_close(out[1:].double(), exact, atol=1e-5, rtol=1e-5)
 
@@ -210,7 +219,7 @@ def test_short_rows_of_a_padded_batch_are_exact(method):
 
 
 @pytest.mark.parametrize("method", [Dense(), Smyrf(2, 500)])
-@pytest.mark.parametrize("backend", [None, "torch"])
+@backends
 def test_arguments_mean_what_they_mean_to_pytorch(method, backend):
     q, k, v = problem(n=83, m=61, d=8, e=8, heads=6, kv_heads=2)
     for arguments in (
@@ -237,15 +246,16 @@ def test_a_scale_that_is_not_positive_is_a_scale(backend, scale):
         torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+@fast
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 2, 3)])
 @pytest.mark.parametrize("method", [Dense(), Smyrf(2, 8), *TANGENTS])
-def test_any_number_of_leading_axes(lead, method):
+def test_any_number_of_leading_axes(backend, lead, method):
     q, k, v = torch.randn(*lead, 30, 4), torch.randn(*lead, 20, 4), torch.randn(*lead, 20, 6)
     mask = torch.rand(*lead[:-1], 20) > 0.3
-    out = attention(q, k, v, method=method, key_mask=mask, generator=0)
+    out = attention(q, k, v, method=method, key_mask=mask, generator=0, backend=backend)
     assert out.shape == (*lead, 30, 6)
     flat = [x.reshape(-1, lead[-1] if lead else 1, *x.shape[-2:]) for x in (q, k, v)]
-    same = attention(*flat, method=method, key_mask=mask.reshape(-1, 20), generator=0)
+    same = attention(*flat, method=method, key_mask=mask.reshape(-1, 20), generator=0, backend=backend)
     torch.testing.assert_close(out, same.view_as(out))
 
 
@@ -256,21 +266,23 @@ def test_meta_tensors_give_shapes(is_causal):
         assert attention(q, q, q, method=method, is_causal=is_causal).shape == q.shape
 
 
+@backends
 @pytest.mark.parametrize(("batch", "heads"), [(0, 3), (2, 0)])
 @pytest.mark.parametrize("method", [Dense(), Smyrf(2, 8), *TANGENTS])
-def test_an_empty_batch_gives_an_empty_result(batch, heads, method):
+def test_an_empty_batch_gives_an_empty_result(backend, batch, heads, method):
     q, k, v = problem(batch=batch, heads=heads, kv_heads=heads)
     mask = torch.ones(batch, 113, dtype=torch.bool)
-    assert attention(q, k, v, method=method, key_mask=mask).shape == (batch, heads, 97, 17)
+    assert attention(q, k, v, method=method, key_mask=mask, backend=backend).shape == (batch, heads, 97, 17)
 
 
-def test_evaluating_in_inference_mode_does_not_spoil_later_training():
+@fast
+def test_evaluating_in_inference_mode_does_not_spoil_later_training(backend):
     def work():
         x = torch.randn(1, 2, 100, 8)
         with torch.inference_mode():
-            attention(x, x, x, method=Smyrf(2, 16))
+            attention(x, x, x, method=Smyrf(2, 16), backend=backend)
         y = torch.randn(1, 2, 100, 8, requires_grad=True)
-        attention(y, y, y, method=Smyrf(2, 16)).sum().backward()
+        attention(y, y, y, method=Smyrf(2, 16), backend=backend).sum().backward()
         return y.grad
 
     with ThreadPoolExecutor(1) as pool:  # a new thread: nothing has been kept in it yet
@@ -296,31 +308,34 @@ def test_forward_mode_is_exact_in_the_reference_and_refused_elsewhere():
     _, tangent = torch.func.jvp(lambda q: run(q, "reference"), (q,), (step,))
     numeric = (run(q + 1e-6 * step, "reference") - run(q - 1e-6 * step, "reference")) / 2e-6
     torch.testing.assert_close(tangent, numeric, atol=1e-7, rtol=1e-6)
-    with pytest.raises(RuntimeError, match="pass backend='reference'"):
-        torch.func.jvp(lambda q: run(q, None), (q,), (step,))
+    for backend in (None, *BACKENDS.keys() - {"reference"}):
+        with pytest.raises(RuntimeError, match="pass backend='reference'"):
+            torch.func.jvp(lambda q, backend=backend: run(q, backend), (q,), (step,))
 
 
+@fast
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_half_precision_within_twice_the_error_of_dense(dtype, is_causal):
-    """Exact mode through the torch backend against PyTorch in the same dtype, both against float64."""
+def test_half_precision_within_twice_the_error_of_dense(backend, dtype, is_causal):
+    """Exact mode against PyTorch in the same dtype, both against float64."""
     q, k, v = (x.to(dtype) for x in problem(n=311, m=311, d=16, e=16))
     sees = torch.ones(311, 311, dtype=torch.bool).tril() if is_causal else None
     exact = oracle.dense(q, k, v, 0.25, sees)
     theirs = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-    ours = attention(q, k, v, method=Smyrf(3, 400), is_causal=is_causal, backend="torch")
+    ours = attention(q, k, v, method=Smyrf(3, 400), is_causal=is_causal, backend=backend)
     assert (ours.double() - exact).abs().max() <= 2 * (theirs.double() - exact).abs().max()
 
 
+@fast
 @pytest.mark.parametrize("method", [Dense(), Smyrf(2, 16), *TANGENTS])
-def test_autocast_does_what_it_does_to_pytorchs_function(method):
+def test_autocast_does_what_it_does_to_pytorchs_function(backend, method):
     q, k, v = (x.requires_grad_() for x in problem(64, 64, 8, 8))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attention(q, k, v, method=method, generator=1)
+        out = attention(q, k, v, method=method, generator=1, backend=backend)
         assert out.dtype == F.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
-        mixed = attention(q, k.bfloat16(), v, method=method, generator=1)
+        mixed = attention(q, k.bfloat16(), v, method=method, generator=1, backend=backend)
     assert torch.equal(out, mixed)
-    by_hand = attention(*(x.bfloat16() for x in (q, k, v)), method=method, generator=1)
+    by_hand = attention(*(x.bfloat16() for x in (q, k, v)), method=method, generator=1, backend=backend)
     assert torch.equal(out, by_hand)
     out.float().sum().backward()
     assert q.grad.dtype == torch.float32
@@ -329,9 +344,10 @@ def test_autocast_does_what_it_does_to_pytorchs_function(method):
 # --- randomness -----------------------------------------------------------------------------------------
 
 
-def test_seeds_and_generators_make_it_repeatable():
+@fast
+def test_seeds_and_generators_make_it_repeatable(backend):
     q, k, v = problem()
-    run = lambda g: attention(q, k, v, method=Smyrf(2, 16), dropout_p=0.2, generator=g)  # noqa: E731
+    run = lambda g: attention(q, k, v, method=Smyrf(2, 16), dropout_p=0.2, generator=g, backend=backend)  # noqa: E731
     assert torch.equal(run(3), run(3))
     assert not torch.equal(run(3), run(4))
     g = torch.Generator().manual_seed(3)
@@ -349,10 +365,11 @@ def test_without_a_generator_pytorchs_own_decides():
     assert not torch.equal(a, attention(q, k, v, method=Smyrf(2, 16)))
 
 
-def test_a_seed_does_not_touch_pytorchs_generator():
+@fast
+def test_a_seed_does_not_touch_pytorchs_generator(backend):
     q, k, v = problem()
     before = torch.get_rng_state()
-    attention(q, k, v, method=Smyrf(2, 16), dropout_p=0.1, generator=3)
+    attention(q, k, v, method=Smyrf(2, 16), dropout_p=0.1, generator=3, backend=backend)
     attention(q, k, v, method=Dense(), dropout_p=0.1, generator=3)
     assert torch.equal(before, torch.get_rng_state())
 
@@ -364,15 +381,16 @@ def test_dense_dropout_takes_a_generator_too():
     assert not torch.equal(run(3), run(4))
 
 
+@fast
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
-def test_activation_checkpointing_recomputes_the_same_clusters(use_reentrant, seed, is_causal, method):
+def test_activation_checkpointing_recomputes_the_same_clusters(backend, use_reentrant, seed, is_causal, method):
     inputs = [x.requires_grad_() for x in problem(300, 300, dtype=torch.float64)]
 
     def run(q, k, v):
-        return attention(q, k, v, method=method, is_causal=is_causal, dropout_p=0.1, generator=seed)
+        return attention(q, k, v, method=method, is_causal=is_causal, dropout_p=0.1, generator=seed, backend=backend)
 
     torch.manual_seed(2)
     plain = torch.autograd.grad(run(*inputs).square().sum(), inputs)
@@ -399,13 +417,14 @@ def test_a_generator_that_cannot_be_rewound_is_refused_in_checkpointing():
 # --- gradients --------------------------------------------------------------------------
 
 
+@fast
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_gradients_are_those_of_the_function_that_was_computed(is_causal):
+def test_gradients_are_those_of_the_function_that_was_computed(backend, is_causal):
     q, k, v = (x.requires_grad_() for x in problem(23, 19, 3, 2, dtype=torch.float64))
     mask = torch.rand(2, 19) > 0.3
     # Clusters are piecewise constant: a step of 1e-6 stays inside one piece.
     run = lambda q, k, v: attention(  # noqa: E731
-        q, k, v, method=Smyrf(2, 6), key_mask=mask, is_causal=is_causal, generator=4
+        q, k, v, method=Smyrf(2, 6), key_mask=mask, is_causal=is_causal, generator=4, backend=backend
     )
     assert torch.autograd.gradcheck(run, (q, k, v))
 

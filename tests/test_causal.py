@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 import oracle
 from smyrf import Dense, Smyrf, Tangent, attention
 from smyrf.causal import BASE_LENGTH, causal_groups, causal_key_visits
+from smyrf.kernels import BACKENDS
 
 SEED = torch.tensor(5)
+fast = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
 
 
 @settings(max_examples=15)
@@ -40,15 +42,16 @@ def test_key_visits_are_those_that_are_made(n, m):
     assert 0.97 < causal_key_visits(method, n, m) / (met / n) < 1.1
 
 
+@fast
 @pytest.mark.parametrize("n_levels", [1, 2])
-def test_tangent_never_sees_later_keys_and_values(n_levels):
+def test_tangent_never_sees_later_keys_and_values(backend, n_levels):
     q, k, v = torch.randn(3, 1, 2, 900, 6).unbind()
     method = Tangent(40, levels=n_levels)
-    base = attention(q, k, v, method=method, is_causal=True)
+    base = attention(q, k, v, method=method, is_causal=True, backend=backend)
     for i in (0, 255, 449, 450, 600, 898):
         k2, v2 = k.clone(), v.clone()
         k2[:, :, i + 1 :], v2[:, :, i + 1 :] = 7 * torch.randn(2, 899 - i, 6), 1e4
-        other = attention(q, k2, v2, method=method, is_causal=True)
+        other = attention(q, k2, v2, method=method, is_causal=True, backend=backend)
         torch.testing.assert_close(base[:, :, : i + 1], other[:, :, : i + 1], atol=1e-6, rtol=1e-6)
 
 
@@ -64,7 +67,7 @@ def test_lists_hold_no_later_key():
         assert (last_key < first_query).all()
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_later_keys_and_values_never_reach_an_output(backend):
     q, k, v = torch.randn(3, 1, 2, 900, 6).unbind()
     method = Smyrf(2, 32)
@@ -76,12 +79,13 @@ def test_later_keys_and_values_never_reach_an_output(backend):
         torch.testing.assert_close(base[:, :, : i + 1], other[:, :, : i + 1], atol=1e-6, rtol=1e-6)
 
 
-def test_every_query_sees_itself():
+@fast
+def test_every_query_sees_itself(backend):
     """With values that name their position and keys that match only themselves, each query finds its own."""
     n = 700
     x = 30 * torch.nn.functional.normalize(torch.randn(1, 1, n, 16), dim=-1)
     v = torch.arange(float(n)).view(1, 1, n, 1)
-    out = attention(x, x, v, method=Smyrf(1, 32), is_causal=True, scale=1.0, generator=0)
+    out = attention(x, x, v, method=Smyrf(1, 32), is_causal=True, scale=1.0, generator=0, backend=backend)
     torch.testing.assert_close(out, v, atol=1e-2, rtol=0)
 
 
@@ -95,15 +99,16 @@ def test_one_cluster_is_exact(n, masked):
         sees = sees & mask[:, None, None]
     expected = oracle.dense(q, k, v, 5**-0.5, sees)
     for method in (Smyrf(3, n), Dense()):
-        for backend in (None, "reference", "torch"):
+        for backend in (None, *BACKENDS):
             out = attention(q, k, v, method=method, key_mask=mask, is_causal=True, backend=backend)
             torch.testing.assert_close(out, expected)
 
 
-def test_left_padding_gives_zeros_where_nothing_is_visible():
+@fast
+def test_left_padding_gives_zeros_where_nothing_is_visible(backend):
     q, k, v = torch.randn(3, 2, 2, 600, 5).unbind()
     mask = torch.arange(600) >= torch.tensor([[0], [300]])
-    out = attention(q, k, v, method=Smyrf(2, 16), key_mask=mask, is_causal=True)
+    out = attention(q, k, v, method=Smyrf(2, 16), key_mask=mask, is_causal=True, backend=backend)
     assert (out[1, :, :300] == 0).all()
     assert (out[1, :, 300:] != 0).all()
     assert out.isfinite().all()

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from smyrf import Dense, Smyrf, Tangent, attention
+from smyrf.kernels import BACKENDS
+
+fast = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +18,7 @@ def problem(n, m, d, e):
     return torch.randn(2, 3, n, d), torch.randn(2, 3, m, d), torch.randn(2, 3, m, e)
 
 
+@fast
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -32,12 +36,12 @@ def problem(n, m, d, e):
     ],
     ids=lambda x: " ".join(f"{name}" for name in x) or "plain",
 )
-def test_compiles_without_graph_breaks_and_gives_the_same(arguments):
+def test_compiles_without_graph_breaks_and_gives_the_same(backend, arguments):
     arguments = {"method": Smyrf(2, 16), **arguments}
     inputs = [x.requires_grad_() for x in problem(300, 300, 8, 8)]
 
     def run(q, k, v):
-        return attention(q * 1.5, k, v, **arguments).square()
+        return attention(q * 1.5, k, v, **arguments, backend=backend).square()
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     results = []
@@ -49,25 +53,27 @@ def test_compiles_without_graph_breaks_and_gives_the_same(arguments):
         torch.testing.assert_close(a, b)
 
 
+@fast
 @pytest.mark.parametrize("method", [Smyrf(2, 16), Tangent(30, levels=1), Tangent(0.25, levels=2)])
-def test_compiled_code_takes_another_length(method):
+def test_compiled_code_takes_another_length(backend, method):
     compiled = torch.compile(
-        lambda q, k, v: attention(q, k, v, method=method, generator=1),
+        lambda q, k, v: attention(q, k, v, method=method, generator=1, backend=backend),
         fullgraph=True,
         backend="eager",
         dynamic=True,
     )
     for n in (64, 97, 130):
         q, k, v = problem(n, n, 8, 8)
-        torch.testing.assert_close(compiled(q, k, v), attention(q, k, v, method=method, generator=1))
+        torch.testing.assert_close(compiled(q, k, v), attention(q, k, v, method=method, generator=1, backend=backend))
 
 
+@fast
 @pytest.mark.slow
-def test_inductor_gives_the_same():
+def test_inductor_gives_the_same(backend):
     inputs = [x.requires_grad_() for x in problem(300, 300, 8, 8)]
 
     def run(q, k, v):
-        return attention(torch.sin(q), k, v, method=Smyrf(2, 16), generator=1).square().sum()
+        return attention(torch.sin(q), k, v, method=Smyrf(2, 16), generator=1, backend=backend).square().sum()
 
     a = torch.autograd.grad(run(*inputs), inputs)
     b = torch.autograd.grad(torch.compile(run, fullgraph=True)(*inputs), inputs)

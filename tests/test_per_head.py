@@ -2,8 +2,10 @@ import pytest
 import torch
 
 from smyrf import Dense, PerHead, Smyrf, Tangent, attention
+from smyrf.kernels import BACKENDS
 
 METHODS = (Tangent(48), Smyrf(2, 16), Dense(), Tangent(48), Tangent(64), Dense())
+backends = pytest.mark.parametrize("backend", [None, *BACKENDS])
 
 
 def inputs(kv_heads=6):
@@ -13,12 +15,13 @@ def inputs(kv_heads=6):
     return q, k, v
 
 
+@backends
 @pytest.mark.parametrize("kv_heads", [6, 3, 1])
 @pytest.mark.parametrize("masked", [False, True])
-def test_each_head_is_what_its_method_gives_alone(kv_heads, masked):
+def test_each_head_is_what_its_method_gives_alone(backend, kv_heads, masked):
     q, k, v = inputs(kv_heads)
     mask = torch.rand(2, 113) < 0.8 if masked else None
-    options = {"key_mask": mask, "scale": 0.7, "generator": 5}
+    options = {"key_mask": mask, "scale": 0.7, "generator": 5, "backend": backend}
     out = attention(q, k, v, method=PerHead(METHODS), enable_gqa=True, **options)
     gradients = torch.autograd.grad(out.square().sum(), (q, k, v))
     parts = []
@@ -31,11 +34,12 @@ def test_each_head_is_what_its_method_gives_alone(kv_heads, masked):
     torch.testing.assert_close(gradients, torch.autograd.grad(alone.square().sum(), (q, k, v)))
 
 
-def test_equal_methods_are_that_method():
+@backends
+def test_equal_methods_are_that_method(backend):
     q, k, v = inputs()
     for options in ({}, {"is_causal": True}, {"dropout_p": 0.3}):
         ours, theirs = (
-            attention(q, k, v, method=method, generator=1, **options)
+            attention(q, k, v, method=method, generator=1, backend=backend, **options)
             for method in (PerHead((Tangent(40),) * 6), Tangent(40))
         )
         assert torch.equal(ours, theirs)
@@ -47,9 +51,10 @@ def test_a_wrong_number_of_heads_is_named():
         attention(q, k, v, method=PerHead((Dense(), Dense())))
 
 
-def test_groups_of_heads_drop_different_places():
+@backends
+def test_groups_of_heads_drop_different_places(backend):
     q = k = torch.zeros(1, 2, 64, 4)
     v = torch.eye(64).expand(1, 2, 64, 64)
     method = PerHead((Smyrf(1, 64), Smyrf(2, 64)))  # both dense, in groups of their own
-    dropped = attention(q, k, v, method=method, dropout_p=0.5, generator=3) == 0
+    dropped = attention(q, k, v, method=method, dropout_p=0.5, generator=3, backend=backend) == 0
     assert not torch.equal(dropped[0, 0], dropped[0, 1])

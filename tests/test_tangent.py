@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 import oracle
 from smyrf import Dense, Tangent, attention
 from smyrf.analysis.error import output_errors
-from smyrf.kernels import attend
+from smyrf.kernels import BACKENDS, attend
 from smyrf.kernels.workspace import workspace
 from smyrf.tangent import candidates, far, levels, near, tree
 
 CPU = torch.device("cpu")
 levelled = pytest.mark.parametrize("n_levels", [1, 2, 3])
+fast = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
 
 
 def method_of(n_levels, budget=40, **sizes):
@@ -145,20 +146,24 @@ def test_few_different_keys_are_no_problem(n_different, d):
     assert torch.equal(out[:, 1:], attention(q[:, 1:], k[:, 1:], v[:, 1:], method=Tangent(64)))
 
 
+@fast
 @pytest.mark.parametrize("factor", [5e4, 1e10, 1e20])
-def test_one_huge_key_is_no_problem(factor):
+def test_one_huge_key_is_no_problem(backend, factor):
     q, k, v = torch.randn(3, 1, 2, 512, 32).unbind()
     k[:, :, 7] *= factor
-    assert attention(q, k, v, method=Tangent(64)).isfinite().all()
+    assert attention(q, k, v, method=Tangent(64), backend=backend).isfinite().all()
 
 
+@fast
 @pytest.mark.parametrize("which", range(3))
-def test_masked_keys_take_no_place_however_large_the_numbers(which):
+def test_masked_keys_take_no_place_however_large_the_numbers(backend, which):
     """Squares overflow, but 30 valid keys fit into 64 places: the result is exact."""
     inputs = list(torch.randn(3, 1, 2, 512, 16).unbind())
     inputs[which] = inputs[which] * 1e20
     mask = (torch.arange(512) < 30)[None]
-    out, exact = (attention(*inputs, method=method, key_mask=mask) for method in (Tangent(128), Dense()))
+    out, exact = (
+        attention(*inputs, method=method, key_mask=mask, backend=backend) for method in (Tangent(128), Dense())
+    )
     torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-4 * float(exact.abs().max()))
 
 
@@ -216,15 +221,16 @@ def test_the_list_is_what_the_sizes_say(n_levels):
     assert groups.extra.bias.shape[-1] == sum(level.n_far for level in sizes)
 
 
+@fast
 @levelled
 @pytest.mark.parametrize("masked", [False, True])
-def test_every_key_counts_once_at_the_centroid(n_levels, masked):
+def test_every_key_counts_once_at_the_centroid(backend, n_levels, masked):
     """With one query per cluster, at all levels, near keys and far keys have all the mass: the output is exact."""
     q, k, v = problem(64, 300, heads=4, kv_heads=4)
     mask = torch.rand(2, 300) < 0.7 if masked else None
     kept = [300, 120, 60, 20][-n_levels:]
     sizes = [levels.Level(64, 1, n, s, 2) for n, s in zip([300, *kept[:-1]], kept, strict=True)]
-    out = run(q, k, v, sizes, mask)
+    out = run(q, k, v, sizes, mask, backend)
     expected = oracle.dense(q, k, v, 0.3, None if mask is None else mask[:, None, None].expand(2, 4, 64, 300))
     torch.testing.assert_close(out, expected)
 
@@ -237,10 +243,11 @@ def run(q, k, v, sizes, mask=None, backend=None):
     return attend(q, k, v, [groups], scale=0.3, backend=backend)[0]
 
 
+@fast
 @levelled
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_gradients_of_keys_and_values_are_those_of_the_function(n_levels, masked, is_causal):
+def test_gradients_of_keys_and_values_are_those_of_the_function(backend, n_levels, masked, is_causal):
     """Against numerical derivatives in float64: through near keys, far keys, their weights and biases."""
     q, k, v = problem(260, 275, 3, 2, batch=1, heads=2, kv_heads=1)
     mask = torch.rand(1, 275) < 0.8 if masked else None
@@ -248,7 +255,7 @@ def test_gradients_of_keys_and_values_are_those_of_the_function(n_levels, masked
     cotangent = torch.randn(1, 2, 260, 2, dtype=torch.float64)
 
     def loss(k, v):
-        out = attention(q, k, v, method=method, key_mask=mask, is_causal=is_causal, enable_gqa=True)
+        out = attention(q, k, v, method=method, key_mask=mask, is_causal=is_causal, enable_gqa=True, backend=backend)
         return (out * cotangent).sum()
 
     k.requires_grad_()
@@ -263,18 +270,19 @@ def test_gradients_of_keys_and_values_are_those_of_the_function(n_levels, masked
 
 @levelled
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
-def test_both_backends_agree_with_gradients(n_levels, dropout_p):
+def test_all_backends_agree_with_gradients(n_levels, dropout_p):
     q, k, v = problem()
     for x in (q, k, v):
         x.requires_grad_()
     results = []
-    for backend in ("reference", "torch"):
+    for backend in BACKENDS:
         out = attention(
             q, k, v, method=method_of(n_levels), dropout_p=dropout_p, enable_gqa=True, generator=3, backend=backend
         )
         results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
+    for others in results[1:]:
+        for a, b in zip(others, results[0], strict=True):
+            torch.testing.assert_close(a, b)
 
 
 @levelled
@@ -302,10 +310,14 @@ def test_pytorch_accepts_the_operator():
     torch.library.opcheck(levels._tangent, (q.detach(), k, v, torch.rand(1, 70) < 0.8, 0.3, sizes, 8))
 
 
+@fast
 @levelled
-def test_it_is_deterministic_and_needs_no_seed(n_levels):
+def test_it_is_deterministic_and_needs_no_seed(backend, n_levels):
     q, k, v = problem(dtype=torch.float32)
-    outs = [attention(q, k, v, method=method_of(n_levels), enable_gqa=True, generator=seed) for seed in (None, 1, 2)]
+    outs = [
+        attention(q, k, v, method=method_of(n_levels), enable_gqa=True, generator=seed, backend=backend)
+        for seed in (None, 1, 2)
+    ]
     assert all(torch.equal(outs[0], out) for out in outs)
 
 
@@ -318,7 +330,7 @@ def test_it_leaves_pytorchs_generator_alone():
     assert not torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_forward_mode_is_refused(backend):
     q, k, v = problem(heads=2)
     run = lambda k: attention(q, k, v, method=method_of(1), backend=backend)  # noqa: E731
@@ -326,21 +338,29 @@ def test_forward_mode_is_refused(backend):
         torch.func.jvp(run, (k,), (torch.ones_like(k),))
 
 
+@fast
 @levelled
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_row_does_not_depend_on_the_batch_around_it(n_levels, masked):
+def test_a_row_does_not_depend_on_the_batch_around_it(backend, n_levels, masked):
     q, k, v = problem(300, 300, batch=5, dtype=torch.float32)
     mask = torch.rand(5, 300) < 0.6 if masked else None
     method = method_of(n_levels)
-    whole = attention(q, k, v, method=method, key_mask=mask, enable_gqa=True)
+    whole = attention(q, k, v, method=method, key_mask=mask, enable_gqa=True, backend=backend)
     for i in range(5):
         row = slice(i, i + 1)
         alone = attention(
-            q[row], k[row], v[row], method=method, key_mask=None if mask is None else mask[row], enable_gqa=True
+            q[row],
+            k[row],
+            v[row],
+            method=method,
+            key_mask=None if mask is None else mask[row],
+            enable_gqa=True,
+            backend=backend,
         )
         torch.testing.assert_close(alone, whole[row], atol=1e-6, rtol=1e-5)
 
 
+@fast
 @settings(max_examples=40)
 @given(
     n=st.integers(1, 300),
@@ -359,7 +379,7 @@ def test_a_row_does_not_depend_on_the_batch_around_it(n_levels, masked):
     seed=st.integers(0, 1000),
 )
 def test_constant_values_give_constant_output(
-    n, m, d, e, budget, n_levels, cluster_size, n_near, n_far, rank, is_causal, share, dtype, seed
+    backend, n, m, d, e, budget, n_levels, cluster_size, n_near, n_far, rank, is_causal, share, dtype, seed
 ):
     """Weights are non-negative and sum to one, or the query sees nothing: any shape, size, mask and dtype."""
     torch.manual_seed(seed)
@@ -367,7 +387,7 @@ def test_constant_values_give_constant_output(
     v = torch.ones(2, 1, m, e, dtype=dtype)
     mask = None if share is None else torch.rand(2, m) < share
     method = Tangent(budget, levels=n_levels, cluster_size=cluster_size, n_near=n_near, n_far=n_far, rank=rank)
-    out = attention(q, k, v, method=method, key_mask=mask, is_causal=is_causal, enable_gqa=True)
+    out = attention(q, k, v, method=method, key_mask=mask, is_causal=is_causal, enable_gqa=True, backend=backend)
     visible = torch.ones(2, n, m, dtype=torch.bool) if mask is None else mask[:, None].expand(2, n, m)
     if is_causal:
         visible = visible & torch.ones(n, m, dtype=torch.bool).tril()

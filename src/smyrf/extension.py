@@ -5,6 +5,8 @@ It knows nothing of PyTorch: it is handed addresses, sizes and strides. Whoever 
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ except ImportError as error:
 else:
     MISSING = ""
 
-__all__ = ["ISA", "MISSING", "instruction_sets", "native", "ready", "rows"]
+__all__ = ["ISA", "MISSING", "instruction_sets", "n_threads", "native", "ready", "rows"]
 
 # The instruction set to use, of `instruction_sets`; "" for the best.
 ISA = ""
@@ -27,6 +29,23 @@ ISA = ""
 def instruction_sets() -> list[str]:
     """What this machine can run, the best one last; empty without the extension."""
     return [] if MISSING else list(native.instruction_sets())
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def n_threads() -> int:
+    """As many as PyTorch's operators have; one in a forked process, where OpenMP waits for threads that are gone."""
+    return 1 if _forked else torch.get_num_threads()
 
 
 def ready(x: Tensor) -> Tensor:

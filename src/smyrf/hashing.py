@@ -110,7 +110,7 @@ def _sort_native(
         scale,
         q_order.data_ptr(),
         k_order.data_ptr(),
-        torch.get_num_threads(),
+        extension.n_threads(),
         extension.ISA,
     )
 

@@ -67,7 +67,7 @@ def _attend(
         0 if seed is None else int(seed),
         out.data_ptr(),
         lse.data_ptr(),
-        torch.get_num_threads(),
+        extension.n_threads(),
         extension.ISA,
     )
     return out if out.dtype == dtype else out.to(dtype), lse
@@ -113,7 +113,7 @@ def _attend_backward(
         dq.data_ptr(),
         dk.data_ptr(),
         dv.data_ptr(),
-        torch.get_num_threads(),
+        extension.n_threads(),
         extension.ISA,
     )
     return [d.to(x.dtype) for d, x in zip(grads, inputs, strict=True)]

@@ -42,6 +42,6 @@ def keep_and_fold(
             leaves_of_own,
         ],
         [0 if x is None else x.data_ptr() for x in tensors],
-        torch.get_num_threads(),
+        extension.n_threads(),
         extension.ISA,
     )
