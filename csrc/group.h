@@ -87,7 +87,7 @@ struct Row {  // one of the B rows of a call
 
     // `out` is what the queries of the group will be merged into; null in the backward pass.
     void prefetch(const List<T>& list, int64_t group, Prefetch& to, const T* out) const {
-        constexpr int64_t SIZE = sizeof(T), CACHE = 1 << 20;
+        constexpr int64_t SIZE = sizeof(T), CACHE = 1 << 18;
         if ((call.n_queries + call.n_keys) * (call.width + call.value_width) * SIZE <= CACHE) return;  // it is there
         const int32_t *queries_of = queries(list, group), *keys_of = keys(list, group);
         to.add(q, call.q.stride * SIZE, call.width * SIZE, queries_of, list.slots);
