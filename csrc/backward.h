@@ -107,9 +107,7 @@ void backward(const Call<T>& call, const Backward<T>& result) {
                         number % call.heads * result.grad.head_stride;
         for (int64_t i = 0; i < call.n_queries; ++i) {
             const T *g = grad + i * result.grad.stride, *o = result.out + (number * call.n_queries + i) * call.value_width;
-            T total = 0;
-            for (int64_t e = 0; e < call.value_width; ++e) total += g[e] * o[e];
-            delta[number * call.n_queries + i] = total;
+            delta[number * call.n_queries + i] = dot(g, o, call.value_width);
         }
     });
     const auto place = [&](int64_t kv, int64_t part, T*& dq, T*& dk, T*& dv) {

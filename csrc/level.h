@@ -215,14 +215,9 @@ class Block {
                            Into<T>{rows, keep, share, both}, mine_.prefetch);
             }
             for (int64_t i = 0; i < n_; ++i) {
-                T dot = 0;
-                if (state[2 * i + 1] == T(0)) {
-                    std::fill(rows[i], rows[i] + both, T(0));
-                } else {
-                    const T* centroid = level_.centroids + cluster(i) * level_.width;
-                    for (int64_t d = 0; d < level_.width; ++d) dot += centroid[d] * rows[i][d];
-                }
-                level_.bias[cluster(i) * n_far + f] = state[2 * i] * T(LN_2) + std::log(state[2 * i + 1]) - dot;
+                if (state[2 * i + 1] == T(0)) std::fill(rows[i], rows[i] + both, T(0));
+                const T at_centroid = dot(level_.centroids + cluster(i) * level_.width, rows[i], level_.width);
+                level_.bias[cluster(i) * n_far + f] = state[2 * i] * T(LN_2) + std::log(state[2 * i + 1]) - at_centroid;
             }
         }
     }

@@ -7,6 +7,18 @@
 constexpr int TILE_ROWS = 6;
 constexpr int TILE_VECTORS = SMYRF_REGISTERS >= 32 ? 4 : 2;
 
+template <class T>
+inline T dot(const T* a, const T* b, int64_t n) {
+    constexpr int W = Simd<T>::W;
+    Vec<T> sums{};
+    int64_t i = 0;
+    for (; i + W <= n; i += W) sums += load(a + i) * load(b + i);
+    T sum = 0;
+    for (int j = 0; j < W; ++j) sum += sums[j];
+    for (; i < n; ++i) sum += a[i] * b[i];
+    return sum;
+}
+
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // Rows of a matrix: at equal distances, or each at its own place.
