@@ -1,7 +1,7 @@
 // `attend`, backward. Included once per instruction set, inside its namespace.
 
 // Gradients of one group; P = 2^(S − LSE) with the log-sum-exp of all lists is the final weight of a pair, and the
-// gradients of lists simply add up.
+// gradients of lists simply add up. Among huge scores rounding can put S above LSE: a weight is 1 at most.
 template <class T>
 void backward_group(const Row<T>& row, int64_t list_number, int64_t group, const Backward<T>& result, const T* grad,
                     const T* delta, T* dq, T* dk, T* dv, Scratch<T>& scratch) {
@@ -54,7 +54,7 @@ void backward_group(const Row<T>& row, int64_t list_number, int64_t group, const
             for (int64_t j = 0; j < size; ++j) {
                 T *w = weights + j * I, *d = dscores + j * I;
                 if (pairs.has_adjustments()) pairs.adjust(start + j, w, columns);
-                for (int64_t i = 0; i < columns; i += W) store(w + i, power(load(w + i) - load(lse + i)));
+                for (int64_t i = 0; i < columns; i += W) store(w + i, power(lesser<T>(load(w + i) - load(lse + i), Vec<T>{})));
                 if (call.dropout) {
                     for (int64_t i = 0; i < n; ++i) {
                         const T kept = pairs.kept(start + j, i), weight = w[i];
@@ -92,6 +92,7 @@ void backward_group(const Row<T>& row, int64_t list_number, int64_t group, const
 
 template <class T>
 void backward(const Call<T>& call, const Backward<T>& result) {
+    if (call.batch * call.heads == 0) return;
     check_indices(call);
     const int64_t n_kv = call.batch * call.kv_heads, repeat = call.heads / call.kv_heads;
     const int64_t n_lists = static_cast<int64_t>(call.lists.size());

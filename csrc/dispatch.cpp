@@ -1,6 +1,5 @@
 // Which instruction set this machine has.
 
-#include <cstdlib>
 #include <cstring>
 
 #include "dispatch.h"

@@ -43,10 +43,10 @@ void softmax(T* scores, int64_t size, int64_t columns, T* top, T* sum) {
 }
 
 // Eq. 9: the shares of what queries have found before and of what they find in a block, by their parts of the softmax
-// mass. `state` is base and mass of each query: Σ 2^S = mass · 2^base. `keep` is zero for what is not there yet. The queries
-// from `first_seeing` on see keys: where all their scores are -inf the result is NaN, as that of any softmax.
+// mass. `state` is base and mass of each query: Σ 2^S = mass · 2^base. `keep` is zero for what is not there yet. Queries from
+// `n_hopeful` on have seen keys, all of them: where no score was above -inf the result is NaN, as that of any softmax.
 template <class T>
-void merge_shares(const int32_t* queries, int64_t n, int64_t first_seeing, const T* top, const T* sum, T* state, T* keep,
+void merge_shares(const int32_t* queries, int64_t n, int64_t n_hopeful, const T* top, const T* sum, T* state, T* keep,
                   T* share) {
     constexpr int W = Simd<T>::W;
     const T infinity = std::numeric_limits<T>::infinity();
@@ -55,7 +55,7 @@ void merge_shares(const int32_t* queries, int64_t n, int64_t first_seeing, const
         const bool there = i < n && queries[i] >= 0;
         base[i] = there ? state[2 * static_cast<int64_t>(queries[i])] : -infinity;
         mass[i] = there ? state[2 * static_cast<int64_t>(queries[i]) + 1] : T(0);
-        nothing[i] = i >= first_seeing ? std::numeric_limits<T>::quiet_NaN() : T(0);
+        nothing[i] = i >= n_hopeful ? std::numeric_limits<T>::quiet_NaN() : T(0);
     }
     for (int64_t i = 0; i < n; i += W) {
         const Vec<T> was = load(base + i), now = larger<T>(was, load(top + i));
@@ -111,7 +111,7 @@ void forward_group(const Row<T>& row, int64_t list_number, int64_t group, T* out
             if (call.dropout)
                 for (int64_t j = 0; j < size; ++j)
                     for (int64_t i = 0; i < n; ++i) scores[j * I + i] *= pairs.kept(start + j, i);
-            merge_shares<T>(queries, n, pairs.first_seeing(start), top, sum, state, keep, share);
+            merge_shares<T>(queries, n, start + size < seen ? n : pairs.first_seeing(), top, sum, state, keep, share);
             const Listed<T> values =
                 whole_vectors(keys.v.data() + start, size, call.value_width, value_rows, scratch.values);
             product<T>(Strided<T>{scores, 1}, n, I, values, value_columns, size,
@@ -122,7 +122,9 @@ void forward_group(const Row<T>& row, int64_t list_number, int64_t group, T* out
 
 template <class T>
 void forward(const Call<T>& call, const Forward<T>& result) {
+    if (call.batch * call.heads == 0) return;
     check_indices(call);
+    prefer_large_pages(result.out, call.batch * call.heads * call.n_queries * call.value_width * sizeof(T));
     const int64_t n_rows = call.batch * call.heads, n_lists = static_cast<int64_t>(call.lists.size());
     std::unique_ptr<T[]> state(new T[2 * n_rows * call.n_queries]);  // base and mass of each query
     // Lists of a row come one after the other: each query is merged in their order, whatever the threads do. Rows that
@@ -179,7 +181,9 @@ void forward(const Call<T>& call, const Forward<T>& result) {
         std::atomic<int64_t>* counts = open.data() + (task.row - n_whole) * n_lists;
         if (task.list > 0)
             while (counts[task.list - 1].load(std::memory_order_acquire) > 0) std::this_thread::yield();
+        const Finally done([&] {
+            if (counts[task.list].fetch_sub(1, std::memory_order_acq_rel) == 1 && task.list == n_lists - 1) finish(row);
+        });
         some(row, task.list, task.first, task.last);
-        if (counts[task.list].fetch_sub(1, std::memory_order_acq_rel) == 1 && task.list == n_lists - 1) finish(row);
     });
 }

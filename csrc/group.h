@@ -111,7 +111,6 @@ void check_indices(const Call<T>& call) {
                                         ", which is out of range: there are " + std::to_string(length));
         }
     };
-    if (call.batch * call.heads == 0) return;
     for (const List<T>& list : call.lists) {
         check(list.queries, list.queries_stride, list.n_groups * list.slots, call.n_queries, "queries");
         check(list.keys, list.keys_stride, list.n_groups * list.size, call.n_keys, "keys");
@@ -162,10 +161,8 @@ struct Pairs {
         return found;
     }
 
-    // The first of the queries that sees a key from `start` on.
-    int64_t first_seeing(int64_t start) const {
-        return list.causal ? std::max<int64_t>(0, keys.slot[start] - first) : 0;
-    }
+    // The first of the queries that sees a key.
+    int64_t first_seeing() const { return list.causal ? std::max<int64_t>(0, keys.slot[0] - first) : 0; }
 
     // Adds to the scores of one key what its pairs have: a bias, -inf where it must not be seen, and the logarithm of how
     // often a pair meets, by which its weight is divided.

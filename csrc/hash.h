@@ -105,11 +105,13 @@ inline void order_by_hash(const float* hashes, const bool* mask, int64_t n, int3
     static thread_local Buffer<uint32_t> memory;
     uint32_t* numbers = memory.get(n);
     const auto [low, high] = finite_range(hashes, mask, n);
-    const float span = high - low, factor = span > 0 && span < NO_NUMBER ? LARGEST / span : 0.0f;
+    // Where they span too much or too little for a float there is no factor, and all have one number: then see below.
+    const float span = high - low, ratio = LARGEST / span, factor = span < NO_NUMBER && ratio < NO_NUMBER ? ratio : 0.0f;
     for (int64_t i = 0; i < n; ++i) {
         const bool finite = std::abs(hashes[i]) < NO_NUMBER;
-        const float place = std::min((hashes[i] - low) * factor, static_cast<float>(LARGEST));
-        numbers[i] = finite && place >= 0.0f ? static_cast<uint32_t>(static_cast<int32_t>(place)) : INFINITE;
+        const float place = finite && factor > 0.0f ? std::max((hashes[i] - low) * factor, 0.0f) : 0.0f;
+        const auto number = static_cast<uint32_t>(static_cast<int32_t>(std::min(place, static_cast<float>(LARGEST))));
+        numbers[i] = finite ? number : INFINITE;
     }
     if (mask != nullptr)
         for (int64_t i = 0; i < n; ++i) numbers[i] = mask[i] ? numbers[i] : MASKED;
@@ -125,6 +127,7 @@ inline void order_by_hash(const float* hashes, const bool* mask, int64_t n, int3
 
 template <class T>
 void sort_by_hash(const Hashing<T>& call) {
+    if (call.batch * call.heads == 0) return;
     const int64_t repeat = call.heads / call.kv_heads, n_kv = call.batch * call.kv_heads, H = call.n_hashes;
     const int64_t N = call.n_queries, M = call.n_keys, D = call.width;
     const int64_t q_blocks = (N + I - 1) / I, k_blocks = (M + I - 1) / I;
@@ -166,4 +169,5 @@ void sort_by_hash(const Hashing<T>& call) {
             order_by_hash(hashes, mask, M, call.k_order + (row * H + h) * M);
         });
     }
+    memory.trim();
 }

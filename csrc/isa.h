@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -20,6 +21,7 @@
 #endif
 
 #include "attend.h"
+#include "pages.h"
 
 namespace smyrf {
 namespace SMYRF_ISA {

@@ -49,6 +49,8 @@ class Block {
     }
 
    private:
+    static constexpr size_t MOST_HITS = 1 << 14;
+
     struct Hit {
         T rank;
         int32_t place;
@@ -164,6 +166,7 @@ class Block {
             int64_t* to = level_.kept + cluster(i) * n_near;
             for (const Hit& hit : found)
                 if (hit.rank > last || (hit.rank == last && n_equal-- > 0)) *to++ = hit.place;
+            if (hits()[i].capacity() > MOST_HITS) std::vector<Hit>().swap(hits()[i]);  // ties, which are rare
         }
     }
     static std::vector<T>& ranks() {

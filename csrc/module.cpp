@@ -1,5 +1,5 @@
-// The Python module `smyrf._native`: addresses and sizes in, nothing out. `smyrf/kernels/native.py` is its only caller,
-// keeps the tensors alive and has checked everything.
+// The Python module `smyrf._native`: addresses and sizes in, nothing out. Its callers (`smyrf/extension.py` says how) keep
+// the tensors alive and have checked their shapes.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

@@ -236,6 +236,13 @@ class Buffer {
         }
         return data_;
     }
+    // Gives back what only a very long sequence needs.
+    void trim() {
+        constexpr int64_t MOST = 1 << 24;  // bytes
+        if (size_ * static_cast<int64_t>(sizeof(T)) <= MOST) return;
+        std::free(data_);
+        data_ = nullptr, size_ = 0;
+    }
     ~Buffer() { std::free(data_); }
 
    private:
@@ -264,15 +271,36 @@ Listed<T> whole_vectors(const T* const* rows, int64_t n, int64_t width, const T*
     return {list};
 }
 
-// Runs `work(task)` for all tasks, in their order as far as several threads do.
+// What is done at the end of a block, also when something is thrown.
+template <class Work>
+class Finally {
+   public:
+    explicit Finally(const Work& work) : work_(work) {}
+    ~Finally() { work_(); }
+
+   private:
+    Work work_;
+};
+
+// Runs `work(task)` for all tasks, in their order as far as several threads do. What one of them throws is thrown when all
+// have ended: those that wait for it must not wait for ever.
 template <class Work>
 void run(int64_t n_tasks, int threads, const Work& work) {
     std::atomic<int64_t> next{0};
+    std::exception_ptr thrown;
     const int team = static_cast<int>(std::min<int64_t>(threads, n_tasks));
     if (team <= 1) {
         for (int64_t task = 0; task < n_tasks; ++task) work(task);
         return;
     }
 #pragma omp parallel num_threads(team)
-    for (int64_t task = next++; task < n_tasks; task = next++) work(task);
+    for (int64_t task = next++; task < n_tasks; task = next++) {
+        try {
+            work(task);
+        } catch (...) {
+#pragma omp critical(smyrf_thrown)
+            thrown = std::current_exception();
+        }
+    }
+    if (thrown) std::rethrow_exception(thrown);
 }

@@ -46,6 +46,11 @@ inline Vec<T> larger(Vec<T> a, Vec<T> b) {
     return a > b ? a : b;
 }
 
+template <class T>
+inline Vec<T> lesser(Vec<T> a, Vec<T> b) {
+    return a > b ? b : a;  // NaN stays, where it is a
+}
+
 // 2ˣ for x <= 0, to a rounding or two; 0 below the smallest normal number, NaN stays NaN. Adding `magic` rounds to an
 // integer n and leaves n + bias in the last bits, which are the exponent of 2ⁿ once they are shifted into its place; the
 // polynomial is 2ʳ for |r| <= ½.

@@ -142,3 +142,32 @@ def test_argsort_is_stable_and_knows_negative_numbers():
 
 def test_methods_list_the_hashings_that_exist():
     assert set(methods.HASHINGS) == set(HASHES)
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e-9, 1e15])
+def test_tiny_and_huge_vectors_are_sorted_like_others(q, k, size):
+    """As far as a float can tell them apart: a few change places."""
+    x = torch.randn(1, 2, 2000, 8)
+    base, scaled = orders(x, x)[0], orders(size * x, size * x)[0]
+    assert (base == scaled).float().mean() > 0.98
+
+
+def test_one_hash_far_away_leaves_the_order_of_the_others():
+    x = torch.randn(1, 1, 3000, 4)
+    far = torch.cat([x, torch.full((1, 1, 1, 4), 1e6)], dim=2)
+    base, other = (orders(y, y, transform="none", n_hashes=1)[0][0, 0, 0] for y in (x, far))
+    a = torch.randn(1, 4, generator=torch.Generator().manual_seed(7))
+    assert (
+        torch.equal(other[other != 3000], base) or ((x[0, 0] @ a[0])[other[other != 3000].long()].diff() > -1e-5).all()
+    )
+
+
+def test_one_long_vector_leaves_the_order_of_the_others():
+    x = torch.randn(1, 1, 3000, 4)
+    x[0, 0, 7] *= 1e7
+    q_order, _ = orders(x, x, scale=1.0, n_hashes=1)
+    a = torch.randn(1, 6, generator=torch.Generator().manual_seed(7)).double()
+    y = x[0, 0].double()
+    norms = y.square().sum(-1)
+    hashes = (y @ a[0, :4] + a[0, 5] * (2 * norms.max() - norms).clamp(min=0).sqrt())[q_order[0, 0, 0].long()]
+    assert (hashes.diff() >= -hashes.abs().max() * 3e-7).all()

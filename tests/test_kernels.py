@@ -376,3 +376,44 @@ def test_dropping_everything_gives_zero(backend):
     q, k, v = problem(n=16, m=32)
     out, _ = attend(q, k, v, lists(q, k, Smyrf(2, 4)), dropout_p=1.0, seed=SEED, backend=backend)
     assert (out == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": torch.randn(1, 3, 8, 5), "v": torch.randn(1, 3, 8, 5)}, "do not belong together"),
+        ({"k": torch.randn(1, 2, 8, 4)}, "do not belong together"),
+        ({"v": torch.randn(1, 2, 7, 5)}, "do not belong together"),
+        ({"k": torch.randn(1, 2, 8, 5).double()}, "must have one dtype"),
+        ({"keys": torch.zeros(4, 1, 4, dtype=torch.int64)}, "groups has queries"),
+        ({"repeats": torch.ones(4, 2, 4, 3, dtype=torch.int16)}, "groups has repeats"),
+        (
+            {"extra": Extra(torch.randn(4, 2, 1, 5), torch.randn(4, 2, 1, 6), torch.randn(4, 2, 1))},
+            "extra keys of shapes",
+        ),
+        (
+            {"extra": Extra(torch.randn(4, 2, 1, 5), torch.randn(4, 2, 1, 5), torch.randn(4, 2, 1)), "causal": True},
+            "a causal list with extra keys",
+        ),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(change, message):
+    index = torch.arange(8).view(1, 2, 4).expand(4, 2, 4)
+    tensors = {"q": torch.randn(1, 4, 8, 5), "k": torch.randn(1, 2, 8, 5), "v": torch.randn(1, 2, 8, 5)}
+    of_groups = {"queries": index, "keys": index}
+    for name, value in change.items():
+        (tensors if name in tensors else of_groups)[name] = value
+    with pytest.raises((ValueError, TypeError), match=message):
+        attend(**tensors, groups=[Groups(**of_groups)])
+
+
+def test_dropout_of_any_seed_is_the_same_in_all_kernels():
+    q, k, v = torch.randn(3, 1, 2, 30, 5).unbind()
+    index = torch.arange(30).view(1, 1, 30).expand(2, 1, 30)
+    for seed in (-5, 2**40 + 3):
+        outs = [
+            attend(q, k, v, [Groups(index, index)], dropout_p=0.4, seed=torch.tensor(seed), backend=name)[0]
+            for name in BACKENDS
+        ]
+        for out in outs[1:]:
+            torch.testing.assert_close(out, outs[0])

@@ -1,5 +1,8 @@
 """The native kernel beyond what all kernels are tested for: instruction sets, odd numbers, what it says of itself."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -70,3 +73,63 @@ def test_scores_of_minus_infinity_alone_give_nan_as_elsewhere():
 def test_no_rows_give_no_rows():
     x, index = torch.empty(0, 2, 4, 8), torch.empty(0, 1, 4, dtype=torch.int64)
     assert attend(x, x, x, [Groups(index, index)], backend="native")[0].shape == x.shape
+
+
+def test_no_rows_have_no_gradients():
+    x = torch.empty(0, 2, 4, 8, requires_grad=True)
+    index = torch.empty(0, 1, 4, dtype=torch.int64)
+    out, _ = attend(x, x, x, [Groups(index, index)], backend="native")
+    assert torch.autograd.grad(out.sum(), x)[0].shape == x.shape
+
+
+def test_a_block_of_scores_of_minus_infinity_leaves_the_others():
+    """600 keys are more than one block of them."""
+    q, k, v = torch.full((1, 1, 3, 4), 1e20), torch.full((1, 1, 600, 4), -1e20), torch.randn(1, 1, 600, 4)
+    k[..., -1, :] = 0
+    groups = [Groups(torch.arange(3).view(1, 1, 3), torch.arange(600).view(1, 1, 600))]
+    for backend in BACKENDS:
+        out = attend(q, k, v, groups, backend=backend)[0]
+        torch.testing.assert_close(out, v[:, :, -1:].expand(1, 1, 3, 4))
+
+
+def test_gradients_of_huge_scores_stay_small():
+    """Rounding must not make a weight larger than one."""
+    q, k, v = (
+        x.requires_grad_() for x in (1e4 * torch.randn(2, 1, 2, 200, 16)).unbind() + (torch.randn(1, 2, 200, 16),)
+    )
+    groups = [
+        Groups(torch.arange(200).view(1, 4, 50).expand(2, 4, 50), torch.arange(200).view(1, 4, 50).expand(2, 4, 50))
+    ]
+    out, _ = attend(q, k, v, groups * 2, backend="native")
+    (dv,) = torch.autograd.grad(out.sum(), v)
+    assert dv.abs().max() <= 2 * 50
+
+
+def test_gradients_take_any_strides():
+    q, k, v, grad = torch.randn(4, 1, 2, 40, 8).unbind()
+    index = torch.arange(40).view(1, 1, 40).expand(2, 1, 40)
+    out, lse = attend(q, k, v, [Groups(index, index)], backend="native")
+    arguments = (q, k, v, [index, index], [0], 8**-0.5, 0.0, None)
+    strided = torch.stack([lse, lse], dim=-1)[..., 0]
+    expected = torch.ops.smyrf.attend_native_backward(grad, out, lse, *arguments)
+    for a, b in zip(torch.ops.smyrf.attend_native_backward(grad, out, strided, *arguments), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_package_without_the_extension_says_why():
+    code = """
+import sys
+sys.modules["smyrf._native"] = None
+import torch, smyrf
+print(smyrf.backends()["native"])
+x = torch.randn(1, 2, 300, 8)
+for method in (smyrf.Smyrf(2, 32), smyrf.Tangent(64)):
+    assert smyrf.attention(x, x, x, method=method, is_causal=True).isfinite().all()
+try:
+    smyrf.attention(x, x, x, method=method, backend="native")
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    why = "not available: it was not built when smyrf was installed, for want of a C++17 compiler"
+    assert done.stdout.splitlines() == [why, f"backend='native' is {why}"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 # After torch, whose OpenMP runtime is the one that it uses.
 try:
-    from smyrf import _native as native
+    import smyrf._native as native
 except ModuleNotFoundError:
     MISSING = "it was not built when smyrf was installed, for want of a C++17 compiler"
 except ImportError as error:

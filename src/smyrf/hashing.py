@@ -172,7 +172,7 @@ def _finite(hashes: Tensor) -> Tensor:
     """NaN and inf as the largest number: sorted behind all others, but before masked keys."""
     hashes = hashes.float()
     limit = torch.finfo(hashes.dtype).max
-    return hashes.nan_to_num_(nan=limit, posinf=limit, neginf=-limit)
+    return hashes.nan_to_num_(nan=limit, posinf=limit, neginf=limit)
 
 
 HASHES = {"projection": projection, "cross_polytope": cross_polytope}

@@ -110,15 +110,7 @@ def attend(
         True
     """
     check_backend(backend)
-    rows = q.shape[0] * q.shape[1]
-    if not groups:
-        raise ValueError("groups must hold at least one list")
-    for one in groups:
-        if len(one.queries) != rows or len(one.keys) != rows:
-            raise ValueError(
-                f"groups has queries {tuple(one.queries.shape)} and keys {tuple(one.keys.shape)}, "
-                f"but q has batch · heads = {rows} rows"
-            )
+    _check(q, k, v, groups)
     if dropout_p > 0.0 and seed is None:
         raise ValueError(f"{dropout_p=} needs a seed")
     run = BACKENDS[backend or best_backend(q.device)]
@@ -126,9 +118,37 @@ def attend(
     return run(q, k, v, groups, scale=scale, dropout_p=dropout_p, seed=seed)
 
 
+def _check(q: Tensor, k: Tensor, v: Tensor, groups: Sequence[Groups]) -> None:
+    """Raises unless the shapes belong together."""
+    (batch, heads, _, width), kv_heads = q.shape, k.shape[1]
+    if (k.shape[0], k.shape[3]) != (batch, width) or k.shape[:3] != v.shape[:3] or (kv_heads and heads % kv_heads):
+        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
+    if not groups:
+        raise ValueError("groups must hold at least one list")
+    for one in groups:
+        rows, n_groups, slots, size = one.shape
+        if rows != batch * heads or one.keys.shape[:2] != (rows, n_groups):
+            raise ValueError(
+                f"groups has queries {tuple(one.queries.shape)} and keys {tuple(one.keys.shape)}, "
+                f"but q has batch · heads = {batch * heads} rows"
+            )
+        if one.repeats is not None and one.repeats.shape != (rows, n_groups, slots, size):
+            raise ValueError(f"groups has repeats {tuple(one.repeats.shape)}, but {one.shape} is needed")
+        if one.extra is not None:
+            if one.causal:
+                raise ValueError("groups has a causal list with extra keys")
+            whole = (rows, n_groups, one.extra.bias.shape[-1])
+            if [tuple(x.shape) for x in one.extra] != [(*whole, width), (*whole, v.shape[3]), whole]:
+                raise ValueError(f"groups has extra keys of shapes {[tuple(x.shape) for x in one.extra]}")
+
+
 def check_backend(backend: object) -> None:
     """Raises unless `backend` is None or a name in `BACKENDS`."""
+    if backend is None:
+        return
     if isinstance(backend, str) and backend in _missing:
         raise ValueError(f"{backend=} is not available: {_missing[backend]}")
-    if backend is not None and backend not in BACKENDS:
+    if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"{backend=} must be None or one of {', '.join(BACKENDS)}")

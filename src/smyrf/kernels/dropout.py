@@ -33,7 +33,7 @@ def keep(seed: Tensor, streams: Tensor, queries: Tensor, keys: Tensor, p: float)
         True
     """
     start = int(seed)
-    stream = _mix(_mix(streams ^ (start & MASK_32)) ^ (start >> 32))  # (G,)
+    stream = _mix(_mix(streams ^ (start & MASK_32)) ^ (start >> 32 & MASK_32))  # (G,)
     by_query = _mix(queries ^ stream[:, None])  # (G, C)
     by_key = _mix((keys + 0x5BD1E995) ^ stream[:, None])  # (G, S)
     bits = _mix(by_query[:, :, None] ^ by_key[:, None, :])  # (G, C, S)

@@ -90,7 +90,7 @@ def _attend_backward(
     """Gradients of q, k and v, then of those `tensors` that are not indices."""
     inputs = [q, k, v, *differentiable(tensors)]
     q, k, v, grad = (ready(x) for x in (q, k, v, grad))
-    out = out.to(q.dtype).contiguous()
+    out, lse = out.to(q.dtype).contiguous(), lse.contiguous()
     grads = [x.new_zeros(x.shape, dtype=q.dtype) for x in inputs]
     dq, dk, dv = grads[:3]
     groups = unpack(tensors, layout)
@@ -109,7 +109,7 @@ def _attend_backward(
         0 if seed is None else int(seed),
         rows(grad),
         out.data_ptr(),
-        lse.contiguous().data_ptr(),
+        lse.data_ptr(),
         dq.data_ptr(),
         dk.data_ptr(),
         dv.data_ptr(),

@@ -76,7 +76,7 @@ def fold_backward(
     grad[..., :width] -= dbias[..., None] * centroids[:, :, None]  # the bias is λ − q̄·k̃
     delta = (grad * found).sum(-1) - dbias  # (A, f, F)
     for i, run in runs(scores.shape[-1], lse.shape[-1]):
-        weights = scores[..., run].sub_(lse[..., i, None]).exp_()  # P (A, f, s)
+        weights = scores[..., run].sub_(lse[..., i, None]).clamp_(max=0.0).exp_()  # P (A, f, s); rounding apart P <= 1
         dscores = torch.bmm(grad[:, :, i], vectors[:, run].transpose(1, 2))  # (A, f, s)
         dscores.sub_(delta[..., i, None]).mul_(weights)
         into[:, run] += torch.bmm(weights.transpose(1, 2), grad[:, :, i])

@@ -32,8 +32,8 @@ def key_spread(k: Tensor, query_variance: Tensor, mask: Tensor | None, scratch: 
     """
     some = k[:, :: max(1, k.shape[1] // MAX_SAMPLES)].contiguous() if mask is None else k * mask[..., None]
     count = _count(some, mask)  # (R or 1, 1, 1)
-    mean = _sum(some) / count  # (R, 1, D)
-    square = _sum(some.square()) / count  # (R, 1, D)
+    mean = some.sum(1, keepdim=True) / count  # (R, 1, D)
+    square = some.square().sum(1, keepdim=True) / count  # (R, 1, D)
     variance = (square - mean.square()).clamp_(min=0.0)[:, 0]  # (R, D)
     total = (query_variance * variance).sum(-1, keepdim=True).clamp_(min=torch.finfo(k.dtype).tiny)  # (R, 1)
     spread = _distances(k, mean, (query_variance / total).sqrt_()[:, None], scratch)
@@ -47,7 +47,7 @@ def value_weight(v: Tensor, mask: Tensor | None, scratch: Workspace) -> Tensor:
         v: ``(R, M, E)``, finite.
     """
     count = _count(v, mask)
-    mean = _sum(v if mask is None else v * mask[..., None]) / count  # (R, 1, E)
+    mean = (v if mask is None else v * mask[..., None]).sum(1, keepdim=True) / count  # (R, 1, E)
     away = _distances(v, mean, None, scratch).square_()  # (R, M)
     valid = away if mask is None else away * mask
     typical = (valid.sum(1, keepdim=True) / count[..., 0]).clamp_(min=torch.finfo(v.dtype).tiny)  # (R, 1)
@@ -64,12 +64,6 @@ def finite(x: Tensor) -> Tensor:
 def _count(x: Tensor, mask: Tensor | None) -> Tensor:
     """The number of valid keys, ``(R or 1, 1, 1)``."""
     return x.new_full((1, 1, 1), x.shape[1]) if mask is None else mask.sum(1).clamp(min=1).to(x)[:, None, None]
-
-
-def _sum(x: Tensor) -> Tensor:
-    """Over the keys, ``(R, 1, D)``."""
-    # As in the tree: not by a product with a single row, which is done by other code where there is one head.
-    return torch.bmm(x.new_ones(len(x), 2, x.shape[1]), x)[:, :1]
 
 
 def _distances(x: Tensor, mean: Tensor, factor: Tensor | None, scratch: Workspace) -> Tensor:

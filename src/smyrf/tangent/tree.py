@@ -17,6 +17,7 @@ from torch import Tensor
 MAX_SAMPLES = 1024
 NODE_SAMPLES = 256
 POWER_STEPS = 6
+GRAM_PARTS = 8
 
 
 def tree_orders(
@@ -109,11 +110,17 @@ def _covariance(x: Tensor, mask: Tensor | None) -> Tensor:
     x = x / x.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     if mask is None:
         x = x - x.mean(1, keepdim=True)
-        return x.transpose(1, 2) @ x / x.shape[1]
+        return _gram(x) / x.shape[1]
     weight = mask.to(x) / mask.sum(-1, keepdim=True).clamp(min=1)  # (R, M)
     mean = (weight[..., None] * x).sum(1, keepdim=True)  # (R, 1, D)
-    x = (x - mean) * weight[..., None].sqrt()
-    return x.transpose(1, 2) @ x
+    return _gram((x - mean) * weight[..., None].sqrt())
+
+
+def _gram(x: Tensor) -> Tensor:
+    """xᵀx ``(R, D, D)``, in parts: how a single long product is summed depends on the number of threads."""
+    x = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[1] % GRAM_PARTS))
+    parts = x.reshape(len(x) * GRAM_PARTS, -1, x.shape[-1])
+    return torch.bmm(parts.transpose(1, 2), parts).view(len(x), GRAM_PARTS, *[x.shape[-1]] * 2).sum(1)
 
 
 def joint_tree(x: Tensor, y: Tensor, n_leaves: int) -> tuple[Tensor, Tensor]:
