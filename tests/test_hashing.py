@@ -155,11 +155,10 @@ def test_tiny_and_huge_vectors_are_sorted_like_others(q, k, size):
 def test_one_hash_far_away_leaves_the_order_of_the_others():
     x = torch.randn(1, 1, 3000, 4)
     far = torch.cat([x, torch.full((1, 1, 1, 4), 1e6)], dim=2)
-    base, other = (orders(y, y, transform="none", n_hashes=1)[0][0, 0, 0] for y in (x, far))
+    order = orders(far, far, transform="none", n_hashes=1)[0][0, 0, 0]
     a = torch.randn(1, 4, generator=torch.Generator().manual_seed(7))
-    assert (
-        torch.equal(other[other != 3000], base) or ((x[0, 0] @ a[0])[other[other != 3000].long()].diff() > -1e-5).all()
-    )
+    hashes = 0.3 * (x[0, 0] @ a[0])[order[order != 3000].long()]
+    assert (hashes.diff() > -1e-5).all()
 
 
 def test_one_long_vector_leaves_the_order_of_the_others():

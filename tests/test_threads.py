@@ -54,6 +54,18 @@ def test_results_do_not_depend_on_the_number_of_threads(method, options, heads):
     assert all(same(others, found[0]) for others in found[1:])
 
 
+def test_a_long_row_alone_does_not_depend_on_the_number_of_threads():
+    """PyTorch sums a single long product in another order with other threads."""
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(results(0, smyrf.Tangent(0.1), n=3000, heads=1))
+    finally:
+        torch.set_num_threads(before)
+    assert all(same(found[0], one) for one in found[1:])
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_of_python_may_call_it_at_once(threads):
     """Forward and backward of different shapes, in more threads than there are processors."""
