@@ -100,8 +100,12 @@ void backward(const Call<T>& call, const Backward<T>& result) {
     const int64_t dk_size = call.n_keys * call.width, dv_size = call.n_keys * call.value_width;
     // Heads that share keys add to the same rows, and so do groups: one thread at a time. Where heads are few, groups are
     // cut into parts with sums of their own. How many is a matter of shapes alone: results do not depend on threads.
-    const int64_t n_parts = n_kv >= 4 ? 1 : 4 / n_kv;
-    std::vector<T> sums((n_parts - 1) * n_kv * (dq_size + dk_size + dv_size));
+    int64_t most_groups = 1;
+    for (const List<T>& list : call.lists) most_groups = std::max(most_groups, list.n_groups);
+    const int64_t n_parts = std::min(most_groups, n_kv >= 4 ? 1 : 4 / n_kv);
+    // A query is in one group of a list: with a single list no two parts add to the same row of dq.
+    const int64_t own_dq_size = n_lists == 1 ? 0 : dq_size, own_size = own_dq_size + dk_size + dv_size;
+    std::vector<T> sums((n_parts - 1) * n_kv * own_size);
     std::vector<T> delta(call.batch * call.heads * call.n_queries);
     run(n_kv * repeat, call.threads, [&](int64_t number) {
         const T* grad = result.grad.data + number / call.heads * result.grad.batch_stride +
@@ -114,8 +118,9 @@ void backward(const Call<T>& call, const Backward<T>& result) {
     const auto place = [&](int64_t kv, int64_t part, T*& dq, T*& dk, T*& dv) {
         dq = result.dq + kv * dq_size, dk = result.dk + kv * dk_size, dv = result.dv + kv * dv_size;
         if (part == 0) return;
-        dq = sums.data() + ((part - 1) * n_kv + kv) * (dq_size + dk_size + dv_size);
-        dk = dq + dq_size, dv = dk + dk_size;
+        T* own = sums.data() + ((part - 1) * n_kv + kv) * own_size;
+        if (own_dq_size > 0) dq = own;
+        dk = own + own_dq_size, dv = dk + dk_size;
     };
     run(n_kv * n_parts, call.threads, [&](int64_t task) {
         const int64_t kv = task / n_parts, part = task % n_parts;
@@ -146,7 +151,7 @@ void backward(const Call<T>& call, const Backward<T>& result) {
         for (int64_t part = 1; part < n_parts; ++part) {
             T *q, *k, *v;
             place(kv, part, q, k, v);
-            for (int64_t i = 0; i < dq_size; ++i) dq[i] += q[i];
+            for (int64_t i = 0; i < own_dq_size; ++i) dq[i] += q[i];
             for (int64_t i = 0; i < dk_size; ++i) dk[i] += k[i];
             for (int64_t i = 0; i < dv_size; ++i) dv[i] += v[i];
         }

@@ -95,11 +95,12 @@ bool argsort(const uint32_t* numbers, int64_t n, int64_t most, int32_t* order) {
 
 // The order of hashes; what is not finite comes behind all numbers, masked places come behind everything.
 //
-// Eq. 8 has ⌊(u·a + b) / r⌋, and so have we, with the smallest hash for −b and r = 2⁻²² of what all hashes span, about a
-// float's own rounding: two digits to sort by instead of three. Where a few hashes are far away from the others, so that
-// these would share too few numbers, the hashes themselves are sorted.
-inline void order_by_hash(const float* hashes, const bool* mask, int64_t n, int32_t* order) {
-    constexpr int BITS = 11;
+// Eq. 8 has ⌊(u·a + b) / r⌋, and so have we, with the smallest hash for −b, and for r what all hashes span, divided by far
+// more than there are of them: 2²², about a float's own precision, or 2¹⁸ for a few thousand. That is two digits of 11 or of
+// 9 bits to sort by instead of three. Where a few hashes are far away from the others, so that these would share too few
+// numbers, the hashes themselves are sorted.
+template <int BITS>
+void order_by_hash(const float* hashes, const bool* mask, int64_t n, int32_t* order) {
     constexpr uint32_t MASKED = (1u << 2 * BITS) - 1, INFINITE = MASKED - 1, LARGEST = MASKED - 2;
     constexpr float NO_NUMBER = std::numeric_limits<float>::infinity();
     static thread_local Buffer<uint32_t> memory;
@@ -163,10 +164,14 @@ void sort_by_hash(const Hashing<T>& call) {
             const T* a = call.vectors + h * (D + 2) + D;
             static thread_local Buffer<float> memory_of_hashes;
             float* hashes = memory_of_hashes.get(std::max(N, M));
+            const auto sort = [&](const bool* visible, int64_t length, int32_t* order) {
+                length < 4096 ? order_by_hash<9>(hashes, visible, length, order)
+                              : order_by_hash<11>(hashes, visible, length, order);
+            };
             hash<T>(q + h * N, q + H * N, N, call.scale, radius_sq, a[1], hashes);
-            order_by_hash(hashes, nullptr, N, call.q_order + (row * H + h) * N);
+            sort(nullptr, N, call.q_order + (row * H + h) * N);
             hash<T>(k + h * M, k + H * M, M, T(1), radius_sq, a[0], hashes);
-            order_by_hash(hashes, mask, M, call.k_order + (row * H + h) * M);
+            sort(mask, M, call.k_order + (row * H + h) * M);
         });
     }
     memory.trim();

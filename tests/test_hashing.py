@@ -52,7 +52,8 @@ def test_projection_sorts_by_the_projection_of_the_transformed_vectors(n, m, wid
     G = torch.cat([y, y_rest, torch.zeros_like(y_rest)], -1)
     for order, lifted in ((q_order, F), (k_order, G)):
         hashes = (lifted @ a.T).transpose(-1, -2).gather(-1, order.long())
-        assert (hashes.diff(dim=-1) > -1e-5).all()
+        span = hashes.amax(-1, keepdim=True) - hashes.amin(-1, keepdim=True)
+        assert (hashes.diff(dim=-1) >= -1e-5 - 2**-18 * span).all()  # the extension's buckets
 
 
 def test_masked_keys_come_last(q, k):

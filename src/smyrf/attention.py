@@ -164,7 +164,7 @@ def seeded_attention(
         if dropout_p > 0.0 and (dropout_generator is not generator or not isinstance(method, Smyrf)):
             seed = draw_seed(dropout_generator)
         out, _ = attend(q, k, v, groups, scale=scale, dropout_p=dropout_p, seed=seed, backend=backend)
-    return out.reshape(*lead, *out.shape[-2:])
+    return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])
 
 
 def _by_head(
@@ -241,7 +241,7 @@ def four_axes(x: Tensor) -> Tensor:
     """``(…, heads, N, D)`` → ``(batch, heads, N, D)``."""
     if x.dim() == 2:
         return x[None, None]
-    return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+    return x if x.dim() == 4 else x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, enable_gqa: bool) -> None:
