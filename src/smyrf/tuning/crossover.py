@@ -21,6 +21,7 @@ import torch
 import smyrf
 from smyrf.attention import attention
 from smyrf.json_files import write_json
+from smyrf.kernels import best_backend
 from smyrf.methods import Dense, Method, method_to_dict
 from smyrf.tuning.calls import Call
 
@@ -67,14 +68,16 @@ def timing(call: Call, method: Method) -> Timing:
 
 
 def machine() -> str:
-    """What a time depends on besides the call: processor, threads, versions.
+    """What a time depends on besides the call: processor, threads, versions, kernel.
 
     Example:
         >>> "smyrf" in machine()
         True
     """
     threads = torch.get_num_threads()
-    return f"{cpu()}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}, smyrf {smyrf.__version__}"
+    kernel = best_backend(torch.device("cpu"))
+    versions = f"torch {torch.__version__}, smyrf {smyrf.__version__}"
+    return f"{cpu()}, {threads} thread{'s' * (threads > 1)}, {versions}, {kernel} kernel"
 
 
 @lru_cache
