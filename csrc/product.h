@@ -54,19 +54,19 @@ struct Store {
 template <class T>
 class Into {
    public:
-    Into(T* const* to, const T* of_old, const T* of_new, int64_t n) : rows(to), keep(of_old), share(of_new), width(n) {}
+    Into(T* const* to, const T* of_old, const T* of_new, int64_t n) : rows_(to), keep_(of_old), share_(of_new), width_(n) {}
 
     template <int R, int K>
     void operator()(int64_t row, int64_t column, const Vec<T> (&sum)[R][K]) const {
         constexpr int W = Simd<T>::W;
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            T* to = rows[row + r];
+            T* to = rows_[row + r];
             if (to == nullptr) continue;
             to += column;
-            const T a = keep[row + r], b = share[row + r];
-            if (column + K * W > width) {
-                put_tail(sum[r], a, b, width - column, to);
+            const T a = keep_[row + r], b = share_[row + r];
+            if (column + K * W > width_) {
+                put_tail(sum[r], a, b, width_ - column, to);
             } else if (a == T(0)) {
 #pragma GCC unroll 8
                 for (int v = 0; v < K; ++v) store(to + v * W, sum[r][v] * b);
@@ -78,9 +78,9 @@ class Into {
     }
 
    private:
-    T* const* rows;
-    const T *keep, *share;
-    int64_t width;
+    T* const* rows_;
+    const T *keep_, *share_;
+    int64_t width_;
 
     // The end of a row that is not a multiple of a vector.
     template <int K>
