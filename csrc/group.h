@@ -124,7 +124,6 @@ struct Scratch {
     Prefetch prefetch;
     Buffer<T> queries, grads, query_rows, grad_rows, scores, dscores, key_rows, values;
     Buffer<const T*> lists[3];
-    Buffer<T*> targets;
 
     static Scratch& mine() {
         static thread_local Scratch scratch;
