@@ -1,0 +1,29 @@
+"""The command `smyrf`, a file for each of its commands: bad input gives one sentence and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import typer
+
+from smyrf.cli import bench, compare, demo, finetune, tune
+
+app = typer.Typer(
+    help="Attention in O(N log N) for models that already exist.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(bench.app, name="bench")
+app.command()(tune.tune)
+app.command()(compare.compare)
+app.add_typer(finetune.app, name="finetune")
+app.command()(demo.demo)
+
+
+@app.callback()
+def _root() -> None:
+    """Attention in O(N log N) for models that already exist."""
+
+
+def main() -> None:
+    """The entry point."""
+    app()

@@ -1,0 +1,57 @@
+"""Bad input: one sentence and exit code 2, before any work is done."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+# The system ends a process that starts ten times as many.
+MAX_THREADS = 1024
+
+
+def refuse(sentence: str) -> NoReturn:
+    """Ends the command with one sentence on standard error and exit code 2."""
+    Console(stderr=True).print(f"[bold red]error:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
+    raise typer.Exit(2)
+
+
+def need(module: str, extra: str) -> None:
+    """Refuses where a package is missing, and names the extra that brings it."""
+    import importlib.util
+
+    if importlib.util.find_spec(module) is None:
+        refuse(f"this needs {module}: pip install 'smyrf[{extra}]'")
+
+
+def need_at_least(least: int, **options: int | None) -> None:
+    """Refuses numbers that are too small, and more threads than any machine has use for."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            refuse(f"--{name} {value} must be at least {least}")
+        if name == "threads" and value is not None and value > MAX_THREADS:
+            refuse(f"--threads {value} must be at most {MAX_THREADS}")
+
+
+def need_seed(seed: int) -> None:
+    """Refuses what is no seed."""
+    need_at_least(0, seed=seed)
+    if seed >= 2**62:  # further seeds are counted from it
+        refuse(f"--seed {seed} must be less than 2**62")
+
+
+def need_writable(option: str, path: Path) -> None:
+    """Refuses a place where a file cannot be written, before anything is measured for it."""
+    if path.is_dir():
+        refuse(f"--{option} {path} is a folder, not a file")
+    if path.exists() and not path.is_file():
+        refuse(f"--{option} {path} is not a file that can be replaced")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        refuse(f"--{option} {path} cannot be written: {error.strerror or error}")

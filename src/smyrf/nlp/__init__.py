@@ -1,0 +1,1 @@
+"""The paper's language experiments: fine-tuning with another attention."""

@@ -1,0 +1,64 @@
+"""What `smyrf finetune` does once its arguments are known to be good."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from smyrf.bench.results import command_line
+from smyrf.bench.table import duration
+from smyrf.nlp.recipe import Recipe
+from smyrf.nlp.report import build
+from smyrf.nlp.results import Result, load_result
+from smyrf.nlp.tables import rich_table
+from smyrf.nlp.tasks import TASKS
+from smyrf.nlp.train import count_steps, prepare, result_file, train
+
+
+def finetune_all(
+    recipes: Sequence[Recipe],
+    output: Path,
+    data: Path | None,
+    *,
+    preset: str,
+    keep_model: bool,
+    console: Console,
+) -> list[Result]:
+    """Runs recipes one after another, and shows their mean and standard deviation.
+
+    All of them are prepared before the first is trained: what is wrong with the last is said at once.
+
+    Raises:
+        ValueError: says what is wrong with the model or the data.
+    """
+    waiting = {recipe: None for recipe in recipes if not result_file(output, recipe).exists()}
+    if waiting:
+        for kind in dict.fromkeys((recipe.task, recipe.model) for recipe in waiting):
+            first = next(recipe for recipe in waiting if (recipe.task, recipe.model) == kind)
+            with console.status(f"reading {TASKS[first.task].title}"):
+                prepare(first, data)
+    results = []
+    for number, recipe in enumerate(recipes, 1):
+        title = f"{number} of {len(recipes)}: {TASKS[recipe.task].title}, {recipe.label}, {recipe.max_length} tokens"
+        title += f", learning rate {recipe.learning_rate:g}, seed {recipe.seed}"
+        file = result_file(output, recipe)
+        if recipe not in waiting:
+            result = load_result(file)
+            console.print(escape(f"{title}: finished before, {file}"), highlight=False, soft_wrap=True)
+        else:
+            prepared = prepare(recipe, data)
+            n_rows = len(prepared.splits["train"])
+            steps = count_steps(recipe, n_rows)
+            console.print(escape(f"{title}: {steps:,} steps on {n_rows:,} rows"), highlight=False, soft_wrap=True)
+            result = train(
+                prepared, output, preset=preset, keep_model=keep_model, command=command_line(), console=console
+            )
+            took = "" if result.seconds is None else f" in {duration(result.seconds)}"
+            console.print(escape(f"  trained{took}; written: {file}"), highlight=False, soft_wrap=True)
+        results.append(result)
+    for table in build(results):
+        console.print(rich_table(table))
+    return results

@@ -1,0 +1,66 @@
+"""A report as files: Markdown, JSON and plots."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from smyrf.json_files import write_json
+from smyrf.methods import method_to_dict
+from smyrf.nlp.report import Table
+from smyrf.nlp.tables import markdown
+
+
+def write_report(tables: Sequence[Table], folder: Path, *, plots: bool = True) -> list[Path]:
+    """Writes ``report.md``, ``report.json`` and, for each table with more than one row, a plot; says what it wrote."""
+    from smyrf.nlp.plots import plot
+
+    written: list[Path] = []
+    text = []
+    for number, table in enumerate(tables):
+        text.append(markdown(table))
+        if plots and len(table.rows) > 1:
+            again = sum(other.name == table.name for other in tables[:number])  # of another model
+            files = plot(table, folder / (table.name + (f"-{again + 1}" if again else "")))
+            text.append(f"![{table.title}]({files[0].name})\n")
+            written += files
+    page, data = folder / "report.md", folder / "report.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False, encoding="utf-8") as temporary:
+        temporary.write("\n".join(text))
+    os.chmod(temporary.name, 0o644)  # a temporary file is its owner's alone
+    os.replace(temporary.name, page)
+    write_json(data, [_plain(table) for table in tables])
+    return [page, data, *written]
+
+
+def _plain(table: Table) -> dict[str, Any]:
+    rows = []
+    for row in table.rows:
+        cells = [
+            {
+                "task": column.task,
+                "split": column.split,
+                "by_seed": dict(cell.by_seed),
+                "mean": cell.mean,
+                "std": cell.std,
+                "learning_rate": cell.rate,
+                "paper": cell.paper,
+                "paper_model": cell.paper_model or None,
+            }
+            for column, cell in row.cells.items()
+        ]
+        rows.append(
+            {
+                "label": row.label,
+                "train_method": method_to_dict(row.train_method),
+                "eval_method": method_to_dict(row.eval_method),
+                "max_length": row.max_length,
+                "memory": table.memory(row),
+                "cells": cells,
+            }
+        )
+    return {"name": table.name, "title": table.title, "model": table.model, "rows": rows}

@@ -1,0 +1,87 @@
+"""The metric against memory: ours on the left, the paper's on the right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from smyrf.figures import LOOKS, save_figure
+from smyrf.nlp.report import GLUE, Cell, Row, Table
+from smyrf.nlp.tasks import TASKS
+
+_LOOKS: dict[str, dict[str, Any]] = {
+    "Dense": {"color": "#1d4ed8", "marker": "D"},
+    "Dense, cut short": {"color": "#60a5fa", "marker": "v", "linestyle": ":"},
+    "Smyrf": {**LOOKS["Smyrf"], "marker": "o"},
+    "Smyrf, E2LSH": {"color": "#9ca3af", "marker": "s", "linestyle": ":"},
+    "Smyrf, cross-polytope": {"color": "#9ca3af", "marker": "^", "linestyle": ":"},
+    "Tangent": {**LOOKS["Tangent"], "marker": "o"},
+    "back and forth": {"color": "#059669", "marker": "P", "linestyle": "none"},
+}
+
+
+def plot(table: Table, path: Path) -> list[Path]:
+    """Writes `path`.png and `path`.svg: a point for each row, with the standard deviation of its seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    quoted = any(_cell(table, row).paper is not None for row in table.rows)
+    figure, axes = plt.subplots(
+        1, 1 + quoted, figsize=(9.2 if quoted else 5.2, 3.9), layout="constrained", squeeze=False
+    )
+    _panel(axes[0, 0], table, paper=False)
+    if quoted:
+        _panel(axes[0, 1], table, paper=True)
+    metric = "mean of the metrics" if len(table.columns) > 1 else TASKS[table.columns[0].task].metric
+    axes[0, 0].set_ylabel(f"{metric}, %")
+    figure.suptitle(table.title, x=0.01, ha="left", fontsize=11)
+    return save_figure(figure, path)
+
+
+def _panel(axes: Any, table: Table, *, paper: bool) -> None:
+    families: dict[str, list[tuple[float, Cell]]] = {}
+    for row in table.rows:
+        cell = _cell(table, row)
+        if (cell.paper if paper else cell.mean) is not None:
+            families.setdefault(_family(table, row), []).append((100 * table.memory(row), cell))
+    for family, points in families.items():
+        points.sort(key=lambda point: point[0])
+        shares = [share for share, _ in points]
+        look = {"markersize": 6, "linewidth": 1.4, **_LOOKS[family]}
+        if paper:
+            axes.plot(shares, [cell.paper for _, cell in points], label=family, markerfacecolor="white", **look)
+        else:
+            spread = [cell.std or 0.0 for _, cell in points]
+            axes.errorbar(shares, [cell.mean for _, cell in points], spread, label=family, capsize=2.5, **look)
+    axes.set_xscale("log", base=2)
+    ticks = sorted({round(100 * table.memory(row), 4) for row in table.rows})
+    axes.set_xticks(ticks, [f"{tick:.4g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("key visits of a query in training, % of dense")
+    models = {_cell(table, row).paper_model for row in table.rows} - {""}
+    ours = table.model.rstrip("/").split("/")[-1]
+    axes.set_title(f"the paper's, {' and '.join(sorted(models))}" if paper else f"ours, {ours}", fontsize=9, loc="left")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+def _cell(table: Table, row: Row) -> Cell:
+    """What a plot shows of a row: the average of a wide table."""
+    if table.name.startswith(GLUE):
+        return table.average(row) or Cell({})
+    return row.cells.get(table.columns[0], Cell({}))
+
+
+def _family(table: Table, row: Row) -> str:
+    kind = type(row.train_method).__name__
+    if row.train_method != row.eval_method:
+        return "back and forth"
+    if row.max_length < table.max_length:
+        return f"{kind}, cut short"
+    for family, mark in (("Smyrf, E2LSH", "E2LSH"), ("Smyrf, cross-polytope", "cross-polytope")):
+        if mark in row.label:
+            return family
+    return kind

@@ -1,0 +1,153 @@
+"""A run of fine-tuning as one frozen, complete description."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, fields
+from pathlib import PurePath
+from typing import Any
+
+from smyrf.methods import Dense, Method, Smyrf, check_method, method_from_dict, method_label, method_to_dict
+from smyrf.nlp.tasks import find_task
+
+PADS = ("max_length", "longest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One model, fine-tuned on one task with one method and one seed, and evaluated with some.
+
+    Args:
+        task: a name in `smyrf.nlp.tasks.TASKS`.
+        model: a path or a hub name of an encoder.
+        train_method: attention during training.
+        eval_methods: attention during evaluation, each in turn; () for that of training.
+        max_length: tokens, further ones are cut off.
+        pad: "max_length", as the paper does, or "longest" of a batch, which is faster but has fewer keys to leave out.
+        batch_size: rows of an optimisation step, over all processes.
+        epochs: over the training split.
+        max_steps: stop after so many steps; None for all.
+        learning_rate: at its peak; it falls linearly to 0.
+        warmup: share of the steps in which it rises from 0.
+        weight_decay: AdamW's.
+        n_train, n_eval: rows of a sample of each split; None for all.
+        seed: of the new layer's weights, the order of rows, dropout and hashes.
+
+    Example:
+        >>> recipe = Recipe(task="rte", model="bert-base-uncased", train_method=Smyrf(2, 32))
+        >>> recipe.label
+        'Smyrf 2×32'
+        >>> Recipe.from_dict(recipe.to_dict()) == recipe
+        True
+    """
+
+    task: str
+    model: str
+    train_method: Method = Dense()
+    eval_methods: tuple[Method, ...] = ()
+    max_length: int = 128
+    pad: str = "max_length"
+    batch_size: int = 16
+    epochs: float = 3.0
+    max_steps: int | None = None
+    learning_rate: float = 3e-5
+    warmup: float = 0.1
+    weight_decay: float = 0.0
+    n_train: int | None = None
+    n_eval: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "task", find_task(self.task).name)
+        check_method(self.train_method)
+        methods = tuple(self.eval_methods) or (self.train_method,)
+        for method in methods:
+            check_method(method)
+        if len(set(methods)) < len(methods):
+            raise ValueError(f"eval_methods: {', '.join(map(describe, methods))} has a method twice")
+        object.__setattr__(self, "eval_methods", methods)
+        if self.pad not in PADS:
+            raise ValueError(f"pad={self.pad!r} must be one of {', '.join(PADS)}")
+        for name, least in (("max_length", 4), ("batch_size", 1), ("max_steps", 1), ("n_train", 2), ("n_eval", 2)):
+            value = getattr(self, name)
+            if value is None and name in ("max_steps", "n_train", "n_eval"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name}={value!r} must be an int")
+            if value < least:
+                raise ValueError(f"{name}={value} must be at least {least}")
+        for name in ("epochs", "learning_rate"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}={value!r} must be a positive number")
+        for name in ("warmup", "weight_decay"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and 0.0 <= value < 1.0):
+                raise ValueError(f"{name}={value!r} must be in [0, 1)")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed!r} must be an int in [0, 2**32)")
+
+    @property
+    def label(self) -> str:
+        """The method of training, for tables."""
+        return describe(self.train_method)
+
+    @property
+    def name(self) -> str:
+        """Of files: what a reader looks for first, then a hash of everything.
+
+        Example:
+            >>> Recipe(task="rte", model="some/bert", train_method=Smyrf(2, 32), seed=1).name.rsplit("-", 1)[0]
+            'rte-bert-smyrf-2x32-128-seed1'
+        """
+        model = PurePath(self.model).name or "model"
+        words = [self.task, model, self.label, str(self.max_length), f"seed{self.seed}"]
+        plain = "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower().replace("×", "x")).strip("-") for word in words)
+        return f"{plain}-{hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        plain = {name: value for name, value in asdict(self).items() if not name.endswith(("method", "methods"))}
+        methods = [method_to_dict(method) for method in self.eval_methods]
+        return {**plain, "train_method": method_to_dict(self.train_method), "eval_methods": methods}
+
+    @staticmethod
+    def from_dict(data: object) -> Recipe:
+        """What `to_dict` has written.
+
+        Raises:
+            ValueError: names what is unknown, missing or wrong.
+        """
+        if not isinstance(data, dict):
+            raise ValueError(f"a recipe must be an object, not {data!r}")
+        known = [one.name for one in fields(Recipe)]
+        for name in data:
+            if name not in known:
+                raise ValueError(f"a recipe has no {name!r}")
+        options = dict(data)
+        try:
+            options["train_method"] = method_from_dict(data["train_method"])
+            options["eval_methods"] = tuple(method_from_dict(one) for one in data["eval_methods"])
+            return Recipe(**options)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a recipe: {error}") from error
+
+
+def describe(method: Method) -> str:
+    """A short name in which the paper's ablations differ.
+
+    Example:
+        >>> describe(Smyrf(8, 32)), describe(Smyrf(8, 32, transform="none")), describe(Dense())
+        ('Smyrf 8×32', 'Smyrf 8×32 E2LSH', 'Dense')
+    """
+    name = method_label(method)
+    if not isinstance(method, Smyrf):
+        return name
+    if method.hashing == "cross_polytope":
+        name += " cross-polytope"
+    elif method.transform != "asymmetric":
+        name += {"none": " E2LSH"}.get(method.transform, f" {method.transform}")
+    return name + (", pairs once" if method.deduplicate else "")

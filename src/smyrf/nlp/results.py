@@ -1,0 +1,134 @@
+"""What a run has found, as one JSON file that says how to repeat it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from smyrf.bench.results import machine
+from smyrf.json_files import write_json
+from smyrf.methods import Method, method_from_dict, method_to_dict
+from smyrf.nlp.recipe import Recipe
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of the trained model on one split with one method.
+
+    Args:
+        metrics: shares; the first is the task's own.
+    """
+
+    method: Method
+    split: str
+    n_rows: int
+    metrics: Mapping[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Args:
+        preset: the paper's row that it was asked for by, or "".
+        n_steps: optimisation steps.
+        n_rows: of the training split.
+        losses: pairs of a step and the mean training loss since the last.
+        seconds: of training; None for a run that was interrupted.
+        n_processes: that it ran in.
+    """
+
+    recipe: Recipe
+    evaluations: tuple[Evaluation, ...]
+    preset: str
+    n_steps: int
+    n_rows: int
+    losses: tuple[tuple[int, float], ...]
+    seconds: float | None
+    threads: int
+    n_processes: int
+
+    def save(self, path: Path, command: str) -> None:
+        """Writes it with the command, the machine and the versions."""
+        from importlib.metadata import version
+
+        evaluations = [{**asdict(one), "method": method_to_dict(one.method)} for one in self.evaluations]
+        versions = {name: version(name) for name in ("transformers", "datasets", "accelerate", "scikit-learn")}
+        data = {
+            "format": FORMAT,
+            "command": command,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "machine": {**machine(), **versions},
+            "recipe": self.recipe.to_dict(),
+            "evaluations": evaluations,
+        }
+        for name in ("preset", "n_steps", "n_rows", "losses", "seconds", "threads", "n_processes"):
+            data[name] = getattr(self, name)
+        write_json(path, data)
+
+
+def load_result(path: Path) -> Result:
+    """What `Result.save` has written.
+
+    Raises:
+        ValueError: names the file and what is wrong with it.
+    """
+    try:
+        data = json.loads(path.read_text())
+        if not isinstance(data, dict) or "recipe" not in data or "evaluations" not in data:
+            raise ValueError("it is not the result of a run")
+        if data.get("format") != FORMAT:
+            raise ValueError(f"its format is {data.get('format')!r}, not {FORMAT}")
+        evaluations = tuple(
+            Evaluation(
+                method_from_dict(one["method"]),
+                str(one["split"]),
+                int(one["n_rows"]),
+                {str(name): float(value) for name, value in one["metrics"].items()},
+                float(one["seconds"]),
+            )
+            for one in data["evaluations"]
+        )
+        return Result(
+            recipe=Recipe.from_dict(data["recipe"]),
+            evaluations=evaluations,
+            preset=str(data["preset"]),
+            n_steps=int(data["n_steps"]),
+            n_rows=int(data["n_rows"]),
+            losses=tuple((int(step), float(loss)) for step, loss in data["losses"]),
+            seconds=None if data["seconds"] is None else float(data["seconds"]),
+            threads=int(data["threads"]),
+            n_processes=int(data["n_processes"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path}: {what}") from error
+
+
+def load_results(folder: Path) -> list[Result]:
+    """All results in a folder and below it, by name; other JSON files are left alone.
+
+    Raises:
+        ValueError: there are none, or one is damaged.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    found = []
+    for path in sorted(folder.rglob("*.json")):
+        if any(part.startswith("checkpoint-") or part == "model" for part in path.parts):
+            continue
+        if path.name.endswith(SUFFIX):
+            found.append(load_result(path))
+    if not found:
+        raise ValueError(f"{folder} holds no results of smyrf finetune (files named *{SUFFIX})")
+    return found
+
+
+# Tells results from the other JSON files of a folder, such as a checkpoint's.
+SUFFIX = ".run.json"

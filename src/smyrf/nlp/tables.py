@@ -1,0 +1,152 @@
+"""Tables of presets and of results, for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table as RichTable
+
+from smyrf.nlp.presets import Preset
+from smyrf.nlp.recipe import describe
+from smyrf.nlp.report import GLUE, Cell, Row, Table
+from smyrf.nlp.tasks import TASKS
+
+NONE = "–"
+
+
+def preset_table(presets: Sequence[Preset]) -> RichTable:
+    """Presets with their settings and the paper's figures."""
+    found = _empty("smyrf finetune --preset: the rows of the paper's tables")
+    for name in ("preset", "model", "attention", "tokens", "batch", "learning rate", "paper"):
+        right = name in ("tokens", "batch")
+        found.add_column(name, justify="right" if right else "left", no_wrap=name == "preset")
+    table = presets[0].table
+    for preset in presets:
+        if preset.table != table:
+            found.add_section()
+            table = preset.table
+        recipe = preset.recipe
+        attention = describe(recipe.train_method)
+        if recipe.eval_methods[0] != recipe.train_method:
+            attention += f" → {describe(recipe.eval_methods[0])}"
+        rates = "/".join(f"{rate:.0e}".replace("e-0", "e-") for rate in preset.rates)
+        figures = ", ".join(
+            f"{TASKS[task].title} {'/'.join(f'{one:g}' for one in figure)}" for task, figure in preset.paper.items()
+        )
+        model = recipe.model.split("/")[-1].removesuffix("-uncased")
+        cells = (preset.name, model, attention, str(recipe.max_length), str(recipe.batch_size), rates)
+        found.add_row(*cells, figures or NONE, style="bold" if not preset.paper else "")
+    epochs = {f"{preset.recipe.epochs:g}" for preset in presets}
+    found.caption = (
+        f"paper: its figure in percent, quoted; {'/'.join(sorted(epochs))} epochs; several learning rates: the best is "
+        "reported; a → b: trained with a, evaluated with b; bold: ours, not in the paper"
+    )
+    return found
+
+
+def headings(table: Table) -> list[str]:
+    """Titles of the columns: a wide table has one for each task, a narrow one says how far dense attention is."""
+    if table.name.startswith(GLUE):
+        return ["attention", "memory", "avg.", *(column.title for column in table.columns), "seeds"]
+    return ["attention", "memory", f"{table.columns[0].title}, ours", "to dense", "seeds", "paper", "to dense"]
+
+
+def lines(table: Table) -> list[list[str]]:
+    """The rows as text; of a wide table the paper's figures in a row of their own below ours."""
+    found = []
+    for row in table.rows:
+        memory = f"{100 * table.memory(row):.4g}%"
+        label = row.label + (f", {row.max_length} tokens" if row.max_length < table.max_length else "")
+        n_seeds = {len(cell.by_seed) for cell in row.cells.values() if cell.by_seed}
+        seeds = "–".join(str(one) for one in sorted({min(n_seeds), max(n_seeds)})) if n_seeds else "0"
+        if table.name.startswith(GLUE):
+            cells = [row.cells.get(column) for column in table.columns]
+            found.append([label, memory, ours(table.average(row)), *map(ours, cells), seeds])
+            if any(cell is not None and cell.paper is not None for cell in cells):
+                found.append([_paper_label(row), "", paper(table.average(row)), *map(paper, cells), ""])
+        else:
+            column = table.columns[0]
+            gap = table.gap(row, column)
+            cell = row.cells.get(column)
+            figure = paper(cell) + (f" {cell.paper_model}" if cell is not None and cell.paper is not None else "")
+            found.append([label, memory, ours(cell), ours(gap, True), seeds, figure, paper(gap, True)])
+    return found
+
+
+def ours(cell: Cell | None, signed: bool = False) -> str:
+    """Mean ± standard deviation of our runs in percent.
+
+    Example:
+        >>> ours(Cell({0: 90.0, 1: 92.0, 2: 94.0})), ours(Cell({0: 91.25})), ours(None)
+        ('92.0 ± 2.0', '91.2', '–')
+    """
+    if cell is None or cell.mean is None:
+        return NONE
+    spread = "" if cell.std is None else f" ± {cell.std:.1f}"
+    return f"{_number(cell.mean, 1, signed)}{spread}"
+
+
+def paper(cell: Cell | None, signed: bool = False) -> str:
+    """The paper's figure in percent."""
+    return NONE if cell is None or cell.paper is None else _number(cell.paper, 2, signed)
+
+
+def rich_table(table: Table) -> RichTable:
+    """A table for the terminal."""
+    found = _empty(f"{table.title}, {_short(table.model)}")
+    names = headings(table)
+    for name in names:
+        found.add_column(name, justify="left" if name == "attention" else "right", no_wrap=name != "attention")
+    for cells in lines(table):
+        quoted = cells[0].startswith("  paper")
+        found.add_row(*cells, style="dim" if quoted else "bold" if cells[0].startswith("Tangent") else "")
+    found.caption = caption(table)
+    return found
+
+
+def markdown(table: Table) -> str:
+    """A table for a page."""
+    names = headings(table)
+    text = [f"### {table.title}, {_short(table.model)}", "", f"| {' | '.join(names)} |"]
+    text.append("|" + "|".join("---" if name == "attention" else "---:" for name in names) + "|")
+    for cells in lines(table):
+        quoted = cells[0].startswith("  paper")
+        text.append(
+            "| " + " | ".join(f"*{cell.strip()}*" if quoted and cell.strip() else cell for cell in cells) + " |"
+        )
+    return "\n".join([*text, "", f"{caption(table)[:1].upper()}{caption(table)[1:]}.", ""])
+
+
+def caption(table: Table) -> str:
+    """What the columns are."""
+    metrics = dict.fromkeys(f"{column.title} {TASKS[column.task].metric}" for column in table.columns)
+    said = f"percent ({', '.join(metrics)}), mean ± standard deviation of the seeds; memory: key visits of a query in "
+    said += f"training, relative to dense attention at {table.max_length} tokens"
+    if not table.name.startswith(GLUE):
+        said += "; to dense: points above dense attention, seed by seed"
+    if any(cell.n_rates > 1 for row in table.rows for cell in row.cells.values()):
+        said += "; of several learning rates the best on this split, as in the paper"
+    models = {cell.paper_model for row in table.rows for cell in row.cells.values() if cell.paper is not None}
+    if models:
+        said += f"; paper: quoted, {' and '.join(sorted(models))} trained on all of the data"
+    return said
+
+
+def _paper_label(row: Row) -> str:
+    models = {cell.paper_model for cell in row.cells.values() if cell.paper is not None}
+    return f"  paper, {' and '.join(sorted(models))}"
+
+
+def _number(value: float, digits: int, signed: bool) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−") if signed else f"{value:.{digits}f}"
+
+
+def _short(model: str) -> str:
+    return model.rstrip("/").split("/")[-1]
+
+
+def _empty(title: str) -> RichTable:
+    return RichTable(
+        title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )

@@ -1,0 +1,82 @@
+"""Texts as token ids, kept in files: a second run of the same task does not tokenise again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from smyrf.nlp.tasks import Task
+from smyrf.tuning.crossover import cache_file
+
+
+def tokens_folder() -> Path:
+    """Where token ids are kept: beside what else is remembered of this machine."""
+    return cache_file().parent / "tokens"
+
+
+def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Path | None = None) -> Any:
+    """Token ids, cut to `max_length` but not padded, and ``labels``.
+
+    Args:
+        rows: a `datasets.Dataset` with the columns of `task` and ``label``.
+        folder: where files are kept; `tokens_folder()` by default. A file is named by a hash of all that decides what
+            is in it: texts, labels, tokenizer, length.
+
+    Returns:
+        a `datasets.Dataset` that is read from a file as it is needed.
+    """
+    folder = tokens_folder() if folder is None else folder
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{task.name}-{max_length}-{_key(rows, tokenizer, task, max_length)}.arrow"
+    if file.exists():
+        os.utime(file)  # what is old is what nobody uses
+
+    def encode(some: dict[str, Any]) -> dict[str, Any]:
+        encoded = tokenizer(*(some[name] for name in task.texts), truncation=True, max_length=max_length, verbose=False)
+        return {**encoded, "labels": some["label"]}
+
+    with _bar_on_terminals():
+        return rows.map(
+            encode,
+            batched=True,
+            remove_columns=rows.column_names,
+            cache_file_name=str(file),
+            new_fingerprint=file.stem.rsplit("-", 1)[-1],
+            desc=f"tokenise {task.title}",
+        )
+
+
+@contextmanager
+def _bar_on_terminals() -> Iterator[None]:
+    import datasets
+
+    before = datasets.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if before:
+            datasets.enable_progress_bars()
+
+
+def _key(rows: Any, tokenizer: Any, task: Task, max_length: int) -> str:
+    found = hashlib.sha256()
+    settings = [type(tokenizer).__name__, tokenizer.truncation_side, task.texts, max_length]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    # A tokenizer in Python has no description of its own: its vocabulary and settings are taken for one.
+    settings.append(
+        backend.to_str() if backend is not None else [sorted(tokenizer.get_vocab().items()), repr(tokenizer)]
+    )
+    found.update(json.dumps(settings).encode())
+    for name in (*task.texts, "label"):
+        for value in rows[name]:
+            found.update(repr(value).encode("utf-8", "surrogatepass"))
+            found.update(b"\0")
+    return found.hexdigest()[:32]

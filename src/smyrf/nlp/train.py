@@ -1,0 +1,323 @@
+"""A recipe, run: transformers' Trainer with another attention, and a result that a kill does not lose."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+
+from smyrf.analysis.encoders import minilm_path
+from smyrf.methods import Dense, Method
+from smyrf.models.replace import replace_attention, restore_attention
+from smyrf.nlp.data import load_splits
+from smyrf.nlp.metrics import compute_metrics
+from smyrf.nlp.recipe import Recipe, describe
+from smyrf.nlp.results import SUFFIX, Evaluation, Result, load_result
+from smyrf.nlp.tasks import TASKS
+from smyrf.nlp.tokens import tokenise
+
+# Checkpoints that are written in a run, and kept at a time: the one before stays until the next is whole.
+N_CHECKPOINTS, N_KEPT = 10, 2
+# Rows of the training loss in a result.
+N_LOSSES = 20
+
+
+class Prepared(NamedTuple):
+    """What a run needs, all of it known to fit together; nothing has been trained.
+
+    Args:
+        splits: token ids, by name.
+    """
+
+    recipe: Recipe
+    tokenizer: Any
+    config: Any
+    splits: dict[str, Any]
+
+
+def n_processes() -> int:
+    """Processes of this run, as ``torchrun`` and ``accelerate launch`` say it.
+
+    Example:
+        >>> n_processes()
+        1
+    """
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that prints and writes.
+
+    Example:
+        >>> is_first_process()
+        True
+    """
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def result_file(folder: Path, recipe: Recipe) -> Path:
+    """Where the result of a run is, or will be."""
+    return folder / f"{recipe.name}{SUFFIX}"
+
+
+def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = None) -> Prepared:
+    """Reads model, data and tokens of a run, and checks that they fit: the step at which bad input is refused.
+
+    Args:
+        data: folder with the task's files; None for the hub.
+        cache: folder for token ids; `smyrf.nlp.tokens.tokens_folder()` by default.
+
+    Raises:
+        ValueError: says what is wrong with the recipe, the model or the data.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    task = TASKS[recipe.task]
+    if recipe.batch_size % n_processes():
+        raise ValueError(f"batch_size={recipe.batch_size} must be a multiple of the {n_processes()} processes")
+    config = _loaded(AutoConfig, recipe.model, num_labels=max(1, len(task.labels)))
+    tokenizer = _loaded(AutoTokenizer, recipe.model)
+    _check_length(recipe, config, tokenizer)
+    if task.labels:
+        config.id2label = dict(enumerate(task.labels))
+        config.label2id = {name: number for number, name in enumerate(task.labels)}
+    config.problem_type = "single_label_classification" if task.labels else "regression"
+    splits = load_splits(task, data, n_train=recipe.n_train, n_eval=recipe.n_eval)
+    for method in (recipe.train_method, *recipe.eval_methods):
+        _check_method(config, method)
+    return Prepared(
+        recipe,
+        tokenizer,
+        config,
+        {split: tokenise(rows, tokenizer, task, recipe.max_length, cache) for split, rows in splits.items()},
+    )
+
+
+def finetune(
+    recipe: Recipe,
+    folder: Path,
+    data: Path | None = None,
+    *,
+    preset: str = "",
+    keep_model: bool = True,
+    cache: Path | None = None,
+    command: str = "",
+    console: Console | None = None,
+) -> Result:
+    """Fine-tunes and evaluates; what is finished is read, what was interrupted goes on from its last checkpoint.
+
+    Args:
+        recipe: what to do.
+        folder: for the result, ``<name>.run.json``, and for a folder ``<name>`` with checkpoints and the model.
+        data: folder with the task's files; None for the hub.
+        preset: the paper's row that this is, for the report.
+        keep_model: keep the trained model, with its tokenizer, in ``<name>/model``.
+        cache: folder for token ids.
+        command: what was typed, for the result.
+        console: for progress; None for silence.
+
+    Returns:
+        the result, which has been written.
+
+    Raises:
+        ValueError: says what is wrong with the recipe, the model or the data, before anything is trained.
+    """
+    file = result_file(folder, recipe)
+    if file.exists():
+        return load_result(file)
+    return train(
+        prepare(recipe, data, cache=cache),
+        folder,
+        preset=preset,
+        keep_model=keep_model,
+        command=command,
+        console=console,
+    )
+
+
+def train(
+    prepared: Prepared,
+    folder: Path,
+    *,
+    preset: str = "",
+    keep_model: bool = True,
+    command: str = "",
+    console: Console | None = None,
+) -> Result:
+    """`finetune` of what has been prepared."""
+    from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, Trainer, set_seed
+    from transformers.trainer_callback import PrinterCallback
+
+    from smyrf.nlp.checkpoints import MarkWhole, last_checkpoint, remove_all, remove_half_written
+    from smyrf.nlp.progress import ShowProgress
+
+    recipe, task = prepared.recipe, TASKS[prepared.recipe.task]
+    run_folder = folder / recipe.name
+    n_steps = count_steps(recipe, len(prepared.splits["train"]))
+    arguments = _arguments(recipe, run_folder, n_steps)
+    set_seed(recipe.seed)
+    model = _loaded(AutoModelForSequenceClassification, recipe.model, config=prepared.config)
+    if model.config.pad_token_id is None:
+        raise ValueError(f"model={recipe.model!r} has no token for padding")
+    set_attention(model, recipe.train_method)
+    console = console or Console(quiet=True)
+    progress = ShowProgress(console, f"{task.title} {recipe.label} seed {recipe.seed}")
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=prepared.splits["train"],
+        processing_class=prepared.tokenizer,
+        data_collator=DataCollatorWithPadding(prepared.tokenizer, padding=recipe.pad, max_length=recipe.max_length),
+        compute_metrics=lambda found: compute_metrics(task.metrics, found.label_ids, found.predictions),
+        callbacks=[MarkWhole(), *([progress] if is_first_process() else [])],
+    )
+    trainer.remove_callback(PrinterCallback)
+
+    resumed = last_checkpoint(run_folder)
+    if is_first_process():
+        remove_half_written(run_folder)
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        # A sampler's state is not in the checkpoint because there is nothing in it: the order follows from the seed.
+        warnings.simplefilter("ignore", UserWarning)
+        trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+    seconds = time.perf_counter() - began
+    losses = [(one["step"], one["loss"]) for one in trainer.state.log_history if "loss" in one]
+
+    evaluations = []
+    for method in recipe.eval_methods:
+        set_attention(model, method)
+        for split in task.splits:
+            set_seed(recipe.seed)  # hashes of one evaluation do not depend on those before it
+            rows = prepared.splits[split]
+            total = math.ceil(len(rows) / (arguments.per_device_eval_batch_size * n_processes()))
+            progress.begin(f"evaluate {describe(method)}", total)
+            began = time.perf_counter()
+            found = trainer.predict(rows, metric_key_prefix="eval").metrics
+            progress.end()
+            metrics = {name: float(found[f"eval_{name}"]) for name in task.metrics}
+            evaluations.append(Evaluation(method, split, len(rows), metrics, time.perf_counter() - began))
+    restore_dense(model)
+    result = Result(
+        recipe=recipe,
+        evaluations=tuple(evaluations),
+        preset=preset,
+        n_steps=trainer.state.global_step,
+        n_rows=len(prepared.splits["train"]),
+        losses=tuple(losses),
+        seconds=seconds if resumed is None else None,
+        threads=torch.get_num_threads(),
+        n_processes=n_processes(),
+    )
+    if is_first_process():
+        if keep_model:
+            model.save_pretrained(run_folder / "model")
+            prepared.tokenizer.save_pretrained(run_folder / "model")
+        result.save(result_file(folder, recipe), command)
+        remove_all(run_folder)
+    trainer.accelerator.wait_for_everyone()
+    return result
+
+
+def count_steps(recipe: Recipe, n_rows: int) -> int:
+    """Optimisation steps of a run.
+
+    Example:
+        >>> count_steps(Recipe(task="rte", model="bert"), 2490)
+        468
+    """
+    steps = math.ceil(math.ceil(n_rows / recipe.batch_size) * recipe.epochs)
+    return steps if recipe.max_steps is None else min(steps, recipe.max_steps)
+
+
+def set_attention(model: Any, method: Method) -> None:
+    """Has a model attend by one method, whatever it did before; Dense is its own attention.
+
+    Raises:
+        ValueError: no layer of it can be replaced.
+    """
+    restore_dense(model)
+    if not isinstance(method, Dense):
+        replace_attention(model, method)
+
+
+def restore_dense(model: Any) -> None:
+    """Gives a model its own attention back, if it has been replaced."""
+    from smyrf.models.transformers import ATTRIBUTE
+
+    if any(hasattr(module, ATTRIBUTE) for module in model.modules()):
+        restore_attention(model)
+
+
+def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
+    from transformers import TrainingArguments
+
+    on_cpu = not torch.cuda.is_available()
+    share = recipe.batch_size // n_processes()
+    return TrainingArguments(
+        output_dir=str(run_folder),
+        per_device_train_batch_size=share,
+        per_device_eval_batch_size=share,
+        num_train_epochs=recipe.epochs,
+        max_steps=n_steps,
+        learning_rate=recipe.learning_rate,
+        warmup_steps=math.ceil(recipe.warmup * n_steps),
+        weight_decay=recipe.weight_decay,
+        lr_scheduler_type="linear",
+        seed=recipe.seed,
+        use_cpu=on_cpu,
+        ddp_backend="gloo" if on_cpu and n_processes() > 1 else None,
+        dataloader_pin_memory=not on_cpu,
+        save_strategy="steps",
+        save_steps=max(1, math.ceil(n_steps / N_CHECKPOINTS)),
+        save_total_limit=N_KEPT,
+        logging_strategy="steps",
+        logging_steps=max(1, math.ceil(n_steps / N_LOSSES)),
+        eval_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def _loaded(kind: Any, name: str, **options: Any) -> Any:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # that the new layer is not in the checkpoint is no news
+    try:
+        return kind.from_pretrained(minilm_path() if name == "minilm" else name, **options)
+    except Exception as error:  # whatever is wrong with somebody's files, it is named
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"model={name!r} cannot be loaded: {first}") from error
+    finally:
+        logging.set_verbosity(before)
+
+
+def _check_length(recipe: Recipe, config: Any, tokenizer: Any) -> None:
+    n_positions = getattr(config, "max_position_embeddings", None)
+    if n_positions is None:
+        return
+    if "roberta" in config.model_type:  # its positions begin behind the number of the padding token
+        n_positions -= config.pad_token_id + 1
+    if recipe.max_length > n_positions:
+        raise ValueError(
+            f"max_length={recipe.max_length} is more than the {n_positions} positions of model={recipe.model!r}"
+        )
+
+
+def _check_method(config: Any, method: Method) -> None:
+    """Raises if a model of this kind cannot have the method: tried on one without weights, before data are read."""
+    from transformers import AutoModelForSequenceClassification
+
+    if isinstance(method, Dense):
+        return
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config)
+    replace_attention(model, method)
