@@ -1,4 +1,4 @@
-"""The command `smyrf`, a file for each of its commands: bad input gives one sentence and exit code 2, never a traceback."""
+"""The command `smyrf`, a file for each of its commands: bad input gives one sentence, never a traceback."""
 
 from __future__ import annotations
 

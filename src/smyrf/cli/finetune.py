@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 import typer.core
 from rich.console import Console
@@ -17,7 +16,7 @@ from smyrf.cli.refusals import need, need_at_least, need_writable, refuse
 class _RunByDefault(typer.core.TyperGroup):
     """A group whose first argument is a task unless it is the name of a command."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or args[0] not in self.commands:
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -85,11 +84,13 @@ def run(
     interrupted. `smyrf finetune report DIR` makes tables and plots of such a folder.
     """
     from smyrf.nlp.presets import PRESETS, find_preset, preset_for
+    from smyrf.nlp.tasks import find_task
 
     if list_presets:
-        from smyrf.nlp.tables import preset_table
+        from smyrf.nlp.tables import figure_table, preset_table
 
-        Console().print(preset_table(list(PRESETS.values())))
+        rows = list(PRESETS.values())
+        Console().print(preset_table(rows), figure_table(rows))
         return
     if task is None and preset is None:
         refuse("TASK or --preset is missing; --list shows the presets")
@@ -114,7 +115,9 @@ def run(
         changes["eval_methods"] = tuple(dict.fromkeys(_method("--eval-method", one) for one in eval_method))
     try:
         row = preset_for(task or "") if preset is None else find_preset(preset)
-        tasks = None if task is None else (task,)
+        tasks = None if task is None else (find_task(task).name,)
+        if preset is not None and tasks is not None and tasks[0] not in row.tasks:
+            refuse(f"--preset {preset} has no task {task!r}; it has {', '.join(row.tasks)}")
         recipes = row.recipes(tasks, tuple(dict.fromkeys(seed or [0])), **changes)
     except (TypeError, ValueError) as error:
         refuse(str(error))

@@ -8,16 +8,16 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-# transformers writes a checkpoint file by file under its final name; this file comes last, when all others are there.
-WHOLE = "whole"
+# transformers writes a checkpoint file by file under its final name; these files come last, one of each process.
+_WHOLE = "whole-{rank}-of-{n}"
 
 
-class MarkWhole(TrainerCallback):
+class MarkWhole(TrainerCallback):  # type: ignore[misc]
     """Marks each checkpoint once it is written."""
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).touch()
+        mark = _WHOLE.format(rank=args.process_index, n=args.world_size)
+        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / mark).touch()
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -28,19 +28,18 @@ def last_checkpoint(folder: Path) -> Path | None:
         >>> with tempfile.TemporaryDirectory() as name:
         ...     for step in (5, 10, 15):
         ...         (Path(name) / f"checkpoint-{step}").mkdir()
-        ...     for step in (5, 10):
-        ...         (Path(name) / f"checkpoint-{step}" / WHOLE).touch()
+        ...     for mark in ("checkpoint-5/whole-0-of-1", "checkpoint-10/whole-0-of-1", "checkpoint-15/whole-0-of-2"):
+        ...         (Path(name) / mark).touch()
         ...     last_checkpoint(Path(name)).name
         'checkpoint-10'
     """
-    whole = [one for one in _checkpoints(folder) if (one / WHOLE).exists()]
-    return max(whole, key=_step, default=None)
+    return max(filter(_is_whole, _checkpoints(folder)), key=_step, default=None)
 
 
 def remove_half_written(folder: Path) -> None:
     """Removes what a kill has left: transformers would count it among those that it keeps."""
     for one in _checkpoints(folder):
-        if not (one / WHOLE).exists():
+        if not _is_whole(one):
             shutil.rmtree(one)
 
 
@@ -50,6 +49,11 @@ def remove_all(folder: Path) -> None:
         shutil.rmtree(one)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    marks = [mark.name for mark in checkpoint.glob(_WHOLE.format(rank="*", n="*"))]
+    return bool(marks) and len(marks) == int(marks[0].rsplit("-", 1)[-1])
 
 
 def _checkpoints(folder: Path) -> list[Path]:

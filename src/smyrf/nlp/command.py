@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from smyrf.nlp.report import build
 from smyrf.nlp.results import Result, load_result
 from smyrf.nlp.tables import rich_table
 from smyrf.nlp.tasks import TASKS
-from smyrf.nlp.train import count_steps, prepare, result_file, train
+from smyrf.nlp.train import Prepared, count_steps, prepare, result_file, train
 
 
 def finetune_all(
@@ -34,22 +35,21 @@ def finetune_all(
     Raises:
         ValueError: says what is wrong with the model or the data.
     """
-    waiting = {recipe: None for recipe in recipes if not result_file(output, recipe).exists()}
-    if waiting:
-        for kind in dict.fromkeys((recipe.task, recipe.model) for recipe in waiting):
-            first = next(recipe for recipe in waiting if (recipe.task, recipe.model) == kind)
-            with console.status(f"reading {TASKS[first.task].title}"):
-                prepare(first, data)
+    ready: dict[Recipe, Prepared] = {}
+    for recipe in recipes:
+        if (kind := _without_chance(recipe)) not in ready:
+            with console.status(f"reading {TASKS[recipe.task].title}"):
+                ready[kind] = prepare(recipe, data)
     results = []
     for number, recipe in enumerate(recipes, 1):
         title = f"{number} of {len(recipes)}: {TASKS[recipe.task].title}, {recipe.label}, {recipe.max_length} tokens"
         title += f", learning rate {recipe.learning_rate:g}, seed {recipe.seed}"
-        file = result_file(output, recipe)
-        if recipe not in waiting:
+        prepared = ready[_without_chance(recipe)]._replace(recipe=recipe)
+        file = result_file(output, prepared)
+        if file.exists():
             result = load_result(file)
             console.print(escape(f"{title}: finished before, {file}"), highlight=False, soft_wrap=True)
         else:
-            prepared = prepare(recipe, data)
             n_rows = len(prepared.splits["train"])
             steps = count_steps(recipe, n_rows)
             console.print(escape(f"{title}: {steps:,} steps on {n_rows:,} rows"), highlight=False, soft_wrap=True)
@@ -62,3 +62,8 @@ def finetune_all(
     for table in build(results):
         console.print(rich_table(table))
     return results
+
+
+def _without_chance(recipe: Recipe) -> Recipe:
+    """What is prepared alike for all seeds and learning rates."""
+    return replace(recipe, seed=0, learning_rate=1.0)

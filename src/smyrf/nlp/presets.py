@@ -15,6 +15,7 @@ from smyrf.nlp.tasks import find_task
 
 # The paper says "BERT (base)" and "RoBERTa (base)"; BERT's casing is our assumption.
 BERT, ROBERTA, BERT_LARGE = "google-bert/bert-base-uncased", "FacebookAI/roberta-base", "google-bert/bert-large-uncased"
+MODEL_TITLES = {BERT: "BERT", ROBERTA: "RoBERTa", BERT_LARGE: "BERT large"}
 # "The learning rate was selected via grid search among the values …": on the split that is reported.
 GLUE_RATES = (5e-5, 3e-5, 2e-5)
 # Columns of the GLUE table; WNLI is not in it.
@@ -123,7 +124,7 @@ PRESETS: dict[str, Preset] = {
         _glue("bert-32", Dense(), "56.40 64.51/63.41 77.89 79.81 88.59 55.23 92.66 83.53", max_length=32),
         _glue("bert-large", Dense(), "60.5 – – – 89.3", model=BERT_LARGE, note="settings assumed to be BERT base's"),
         _glue(
-            "smyrf-bert-large",
+            "smyrf-large",
             Smyrf(2, 32),
             "60.4 – – – 90.2",
             model=BERT_LARGE,
@@ -140,7 +141,7 @@ PRESETS: dict[str, Preset] = {
         _imdb("tangent-25", "imdb", Tangent(0.25), None, BERT, note=_OURS),
         _imdb("tangent-12.5", "imdb", Tangent(0.125), None, BERT, note=_OURS),
         _imdb("roberta", "imdb", Dense(), 94.96, ROBERTA),
-        _imdb("smyrf-roberta-8x32", "imdb", _HALF, 93.72, ROBERTA),
+        _imdb("roberta-8x32", "imdb", _HALF, 93.72, ROBERTA),
         _imdb("bert", "backandforth", _HALF, 93.54, BERT, Dense(), _HALF, note=_SWAPPED),
         _imdb("roberta", "backandforth", _HALF, 94.62, ROBERTA, Dense(), _HALF, note=_SWAPPED),
         _imdb("smyrf", "ablation", _HALF, 93.7, ROBERTA),

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 SECONDS_BETWEEN_LINES = 30.0
 
 
-class ShowProgress(TrainerCallback):
+class ShowProgress(TrainerCallback):  # type: ignore[misc]
     """A bar on a terminal, a line now and then in a log.
 
     Args:
@@ -44,7 +44,7 @@ class ShowProgress(TrainerCallback):
         """Says how far it is."""
         self._done = done
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, **({"note": note} if note else {}))
+            self._bar.update(self._task, completed=done, note=note)
             return
         now = time.monotonic()
         if now - self._said >= SECONDS_BETWEEN_LINES and done > self._first:

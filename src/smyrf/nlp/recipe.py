@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import PurePath
 from typing import Any
 
@@ -46,7 +46,7 @@ class Recipe:
 
     task: str
     model: str
-    train_method: Method = Dense()
+    train_method: Method = field(default_factory=Dense)
     eval_methods: tuple[Method, ...] = ()
     max_length: int = 128
     pad: str = "max_length"
@@ -95,18 +95,21 @@ class Recipe:
         """The method of training, for tables."""
         return describe(self.train_method)
 
-    @property
-    def name(self) -> str:
+    def name(self, data: str) -> str:
         """Of files: what a reader looks for first, then a hash of everything.
 
+        Args:
+            data: the hash of texts and labels.
+
         Example:
-            >>> Recipe(task="rte", model="some/bert", train_method=Smyrf(2, 32), seed=1).name.rsplit("-", 1)[0]
+            >>> Recipe(task="rte", model="some/bert", train_method=Smyrf(2, 32), seed=1).name("a1").rsplit("-", 1)[0]
             'rte-bert-smyrf-2x32-128-seed1'
         """
         model = PurePath(self.model).name or "model"
         words = [self.task, model, self.label, str(self.max_length), f"seed{self.seed}"]
         plain = "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower().replace("×", "x")).strip("-") for word in words)
-        return f"{plain}-{hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:8]}"
+        everything = json.dumps([self.to_dict(), data], sort_keys=True)
+        return f"{plain}-{hashlib.sha256(everything.encode()).hexdigest()[:8]}"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""

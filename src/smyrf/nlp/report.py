@@ -9,14 +9,14 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from smyrf.methods import Dense, Method, Smyrf
-from smyrf.nlp.presets import GLUE_TASKS, PRESETS, Preset
+from smyrf.nlp.presets import GLUE_TASKS, MODEL_TITLES, PRESETS, Preset
 from smyrf.nlp.recipe import Recipe, describe
 from smyrf.nlp.results import Evaluation, Result
 from smyrf.nlp.tasks import TASKS
 
 GLUE = "glue"
 # Settings that two runs of one cell of a table must share; others make another row.
-_SETTINGS = ("pad", "batch_size", "epochs", "max_steps", "warmup", "weight_decay", "n_train", "n_eval")
+_SETTINGS = ("data", "pad", "batch_size", "epochs", "max_steps", "warmup", "weight_decay", "n_train", "n_eval")
 
 
 class Column(NamedTuple):
@@ -177,43 +177,60 @@ def build(results: Sequence[Result]) -> list[Table]:
     """All tables that the results have something for, model by model."""
     tables = []
     for model in dict.fromkeys(result.recipe.model for result in results):
-        found = [
-            (result.recipe, one) for result in results if result.recipe.model == model for one in result.evaluations
-        ]
+        found = [_Run(result, one) for result in results if result.recipe.model == model for one in result.evaluations]
         for name, title, some in _parts(found):
             if some:
                 tables.append(_table(name, title, model, some))
     return tables
 
 
-_Found = list[tuple[Recipe, Evaluation]]
+class _Run(NamedTuple):
+    """An evaluation, and the result that it is part of."""
+
+    result: Result
+    evaluation: Evaluation
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.result.recipe
+
+    @property
+    def is_same(self) -> bool:
+        """Whether it was evaluated with the attention that it was trained with."""
+        return self.evaluation.method == self.recipe.train_method
+
+    @property
+    def column(self) -> Column:
+        return Column(self.recipe.task, self.evaluation.split)
+
+    @property
+    def way(self) -> tuple[Method, Method, int]:
+        """What makes a row."""
+        return self.recipe.train_method, self.evaluation.method, self.recipe.max_length
+
+    def setting(self, name: str) -> Any:
+        return self.result.data if name == "data" else getattr(self.recipe, name)
 
 
-def _parts(found: _Found) -> Iterable[tuple[str, str, _Found]]:
-    """Evaluations that belong into one table, with its name and title."""
-
-    def of(*tasks: str) -> _Found:
-        return [(recipe, one) for recipe, one in found if recipe.task in tasks]
-
-    def same(some: _Found) -> _Found:
-        return [(recipe, one) for recipe, one in some if one.method == recipe.train_method]
-
-    def crossed(some: _Found) -> _Found:
-        trained = {recipe.train_method for recipe, one in some if one.method != recipe.train_method}
-        return [(recipe, one) for recipe, one in some if recipe.train_method in trained] if trained else []
-
-    glue, imdb, news = of(*GLUE_TASKS, "wnli"), of("imdb"), of("hyperpartisan")
-    ablated = [(recipe, one) for recipe, one in same(imdb) if _is_ablation(recipe.train_method)]
-    sizes = {(r.train_method.n_hashes, r.train_method.cluster_size) for r, _ in ablated}  # type: ignore[union-attr]
-    yield GLUE, "GLUE", same(glue)
-    yield "glue-backandforth", "GLUE, trained with one attention and evaluated with another", crossed(glue)
-    yield "imdb", "IMDB", [(r, one) for r, one in same(imdb) if not _is_ablation(r.train_method)]
-    yield "backandforth", "IMDB, trained with one attention and evaluated with another", crossed(imdb)
-    if ablated:
-        rows = [(r, one) for r, one in same(imdb) if _sizes(r.train_method) in sizes or r.train_method == Dense()]
-        yield "ablation", "IMDB, LSH ablation", rows
-    yield "hyperpartisan", "Hyperpartisan", same(news)
-    yield "hyperpartisan-backandforth", "Hyperpartisan, back and forth", crossed(news)
+def _parts(found: list[_Run]) -> Iterable[tuple[str, str, list[_Run]]]:
+    """Runs that belong into one table, with its name and title."""
+    for tasks, name, title in (
+        ((*GLUE_TASKS, "wnli"), GLUE, "GLUE"),
+        (("imdb",), "imdb", "IMDB"),
+        (("hyperpartisan",), "hyperpartisan", "Hyperpartisan"),
+    ):
+        here = [run for run in found if run.recipe.task in tasks]
+        same = [run for run in here if run.is_same]
+        yield name, title, [run for run in same if not _is_ablation(run.recipe.train_method)]
+        # Beside a model that was evaluated with another attention, the same model with its own.
+        crossed = {run.recipe.train_method for run in here if not run.is_same}
+        rows = [run for run in here if run.recipe.train_method in crossed]
+        back = "backandforth" if name == "imdb" else f"{name}-backandforth"
+        yield back, f"{title}, trained with one attention and evaluated with another", rows
+        sizes = {_sizes(run.recipe.train_method) for run in same if _is_ablation(run.recipe.train_method)}
+        rows = [run for run in same if _sizes(run.recipe.train_method) in sizes] if sizes else []
+        dense = [run for run in same if run.recipe.train_method == Dense()] if rows else []
+        yield "ablation" if name == "imdb" else f"{name}-ablation", f"{title}, LSH ablation", dense + rows
 
 
 def _is_ablation(method: Method) -> bool:
@@ -224,25 +241,19 @@ def _sizes(method: Method) -> tuple[int, int] | None:
     return (method.n_hashes, method.cluster_size) if isinstance(method, Smyrf) else None
 
 
-def _table(name: str, title: str, model: str, found: _Found) -> Table:
+def _table(name: str, title: str, model: str, found: list[_Run]) -> Table:
     order = (*GLUE_TASKS, "wnli", "imdb", "hyperpartisan")
-    splits = {(recipe.task, one.split) for recipe, one in found}
-    columns = tuple(Column(t, s) for t in order for s in TASKS[t].splits if (t, s) in splits)
-    ways: dict[Any, _Found] = {}
-    for recipe, one in found:
-        ways.setdefault((recipe.train_method, one.method, recipe.max_length), []).append((recipe, one))
+    there = {run.column for run in found}
+    columns = [Column(task, split) for task in order for split in TASKS[task].splits]
+    columns = [column for column in columns if column in there]
     rows = []
-    for (train_method, eval_method, max_length), some in ways.items():
-        for setting, part in _by_setting(some).items():
-            cells = {
-                column: cell
-                for column in columns
-                if (cell := _cell(column, part, _paper(name, column, train_method, eval_method, max_length, model)))
-            }
-            rows.append(Row(train_method, eval_method, max_length, setting, cells))
+    for way in dict.fromkeys(run.way for run in found):
+        for setting, part in _by_setting([run for run in found if run.way == way]).items():
+            cells = {column: _cell(column, part, _paper(name, column, *way, model)) for column in columns}
+            rows.append(Row(*way, setting, {column: cell for column, cell in cells.items() if cell is not None}))
     longest = max(row.max_length for row in rows)
     rows.sort(key=lambda row: _order(row, longest))
-    return Table(name, title, model, columns, tuple(rows))
+    return Table(name, title, model, tuple(columns), tuple(rows))
 
 
 def _order(row: Row, longest: int) -> tuple[Any, ...]:
@@ -252,29 +263,29 @@ def _order(row: Row, longest: int) -> tuple[Any, ...]:
     return row.max_length < longest, kind, -cost, describe(row.train_method), row.train_method != row.eval_method
 
 
-def _by_setting(found: _Found) -> dict[str, _Found]:
+def _by_setting(found: list[_Run]) -> dict[str, list[_Run]]:
     """Runs of the same methods, apart where a setting differs inside a column: named by what differs."""
-    values: dict[str, set[Any]] = {name: set() for name in _SETTINGS}
-    for task in {recipe.task for recipe, _ in found}:
-        for name in _SETTINGS:
-            there = {getattr(recipe, name) for recipe, _ in found if recipe.task == task}
-            if len(there) > 1:
-                values[name] |= there
-    differ = [name for name in _SETTINGS if values[name]]
-    parts: dict[str, _Found] = {}
-    for recipe, one in found:
-        setting = ", ".join(f"{name}={getattr(recipe, name)}" for name in differ)
-        parts.setdefault(setting, []).append((recipe, one))
+    differ = [
+        name
+        for name in _SETTINGS
+        if any(
+            len({run.setting(name) for run in found if run.column == column}) > 1
+            for column in {run.column for run in found}
+        )
+    ]
+    parts: dict[str, list[_Run]] = {}
+    for run in found:
+        parts.setdefault(", ".join(f"{name}={run.setting(name)}" for name in differ), []).append(run)
     return parts
 
 
-def _cell(column: Column, found: _Found, paper: tuple[float | None, str]) -> Cell | None:
+def _cell(column: Column, found: list[_Run], paper: tuple[float | None, str]) -> Cell | None:
     """The runs of one cell: the learning rate with the best mean, as the paper chose it."""
     by_rate: dict[float, dict[int, float]] = {}
-    for recipe, one in found:
-        if (recipe.task, one.split) == column:
-            value = 100.0 * one.metrics[TASKS[recipe.task].metric]
-            by_rate.setdefault(recipe.learning_rate, {})[recipe.seed] = value
+    for run in found:
+        if run.column == column:
+            value = 100.0 * run.evaluation.metrics[TASKS[column.task].metric]
+            by_rate.setdefault(run.recipe.learning_rate, {})[run.recipe.seed] = value
     if not by_rate:
         return None
     rate = max(by_rate, key=lambda one: mean(by_rate[one].values()))
@@ -302,6 +313,5 @@ def _paper(
     if not found:
         return None, ""
     best = max(found, key=rank)
-    name = PurePath(best.recipe.model).name
-    names = {"bert-base-uncased": "BERT", "bert-large-uncased": "BERT large", "roberta-base": "RoBERTa"}
-    return best.paper[column.task][TASKS[column.task].splits.index(column.split)], names[name]
+    figure = best.paper[column.task][TASKS[column.task].splits.index(column.split)]
+    return figure, MODEL_TITLES[best.recipe.model]

@@ -36,6 +36,7 @@ class Result:
     """A finished run.
 
     Args:
+        data: hash of the texts and labels of all splits.
         preset: the paper's row that it was asked for by, or "".
         n_steps: optimisation steps.
         n_rows: of the training split.
@@ -46,6 +47,7 @@ class Result:
 
     recipe: Recipe
     evaluations: tuple[Evaluation, ...]
+    data: str
     preset: str
     n_steps: int
     n_rows: int
@@ -68,7 +70,7 @@ class Result:
             "recipe": self.recipe.to_dict(),
             "evaluations": evaluations,
         }
-        for name in ("preset", "n_steps", "n_rows", "losses", "seconds", "threads", "n_processes"):
+        for name in ("data", "preset", "n_steps", "n_rows", "losses", "seconds", "threads", "n_processes"):
             data[name] = getattr(self, name)
         write_json(path, data)
 
@@ -98,6 +100,7 @@ def load_result(path: Path) -> Result:
         return Result(
             recipe=Recipe.from_dict(data["recipe"]),
             evaluations=evaluations,
+            data=str(data["data"]),
             preset=str(data["preset"]),
             n_steps=int(data["n_steps"]),
             n_rows=int(data["n_rows"]),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table as RichTable
 
-from smyrf.nlp.presets import Preset
+from smyrf.nlp.presets import MODEL_TITLES, Preset
 from smyrf.nlp.recipe import describe
 from smyrf.nlp.report import GLUE, Cell, Row, Table
 from smyrf.nlp.tasks import TASKS
@@ -16,32 +16,43 @@ NONE = "–"
 
 
 def preset_table(presets: Sequence[Preset]) -> RichTable:
-    """Presets with their settings and the paper's figures."""
+    """Presets with their settings and the paper's figure, an average where there are several tasks."""
     found = _empty("smyrf finetune --preset: the rows of the paper's tables")
-    for name in ("preset", "model", "attention", "tokens", "batch", "learning rate", "paper"):
-        right = name in ("tokens", "batch")
-        found.add_column(name, justify="right" if right else "left", no_wrap=name == "preset")
-    table = presets[0].table
-    for preset in presets:
-        if preset.table != table:
-            found.add_section()
-            table = preset.table
+    for name in ("preset", "model", "attention", "batch", "lr", "paper"):
+        right = name in ("batch", "paper")
+        found.add_column(name, justify="right" if right else "left", no_wrap=name != "attention")
+    for preset, last in zip(presets, [*presets[1:], presets[0]], strict=True):
         recipe = preset.recipe
         attention = describe(recipe.train_method)
         if recipe.eval_methods[0] != recipe.train_method:
             attention += f" → {describe(recipe.eval_methods[0])}"
-        rates = "/".join(f"{rate:.0e}".replace("e-0", "e-") for rate in preset.rates)
-        figures = ", ".join(
-            f"{TASKS[task].title} {'/'.join(f'{one:g}' for one in figure)}" for task, figure in preset.paper.items()
-        )
-        model = recipe.model.split("/")[-1].removesuffix("-uncased")
-        cells = (preset.name, model, attention, str(recipe.max_length), str(recipe.batch_size), rates)
-        found.add_row(*cells, figures or NONE, style="bold" if not preset.paper else "")
+        rates = "/".join(f"{1e5 * rate:g}" for rate in preset.rates) + "e-5"
+        figures = [one for figure in preset.paper.values() for one in figure]
+        batch = f"{recipe.batch_size}×{recipe.max_length}"
+        cells = (preset.name, MODEL_TITLES[recipe.model], attention, batch, rates)
+        figure = f"{sum(figures) / len(figures):.4g}" if figures else NONE
+        found.add_row(*cells, figure, style="" if figures else "bold", end_section=preset.table != last.table)
     epochs = {f"{preset.recipe.epochs:g}" for preset in presets}
     found.caption = (
-        f"paper: its figure in percent, quoted; {'/'.join(sorted(epochs))} epochs; several learning rates: the best is "
-        "reported; a → b: trained with a, evaluated with b; bold: ours, not in the paper"
+        "batch: rows × tokens; paper: its figure in percent, quoted, the mean of several tasks; "
+        f"{'/'.join(sorted(epochs))} epochs; of several learning rates the best is reported; a → b: trained with a, "
+        "evaluated with b; bold: ours, not in the paper"
     )
+    return found
+
+
+def figure_table(presets: Sequence[Preset]) -> RichTable:
+    """The paper's figures of presets with several tasks, task by task."""
+    wide = [preset for preset in presets if len(preset.paper) > 1]
+    tasks = dict.fromkeys(task for preset in wide for task in preset.paper)
+    found = _empty("the paper's figures on GLUE, quoted")
+    found.add_column("preset", no_wrap=True)
+    for task in tasks:
+        found.add_column(TASKS[task].title, justify="right", min_width=5)
+    for preset in wide:
+        figures = [preset.paper.get(task, ()) for task in tasks]
+        found.add_row(preset.name, *("\n".join(f"{one:.2f}" for one in figure) or NONE for figure in figures))
+    found.caption = "MNLI: matched, then mismatched; in an average they count as two"
     return found
 
 

@@ -70,13 +70,22 @@ def _key(rows: Any, tokenizer: Any, task: Task, max_length: int) -> str:
     found = hashlib.sha256()
     settings = [type(tokenizer).__name__, tokenizer.truncation_side, task.texts, max_length]
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    # A tokenizer in Python has no description of its own: its vocabulary and settings are taken for one.
-    settings.append(
-        backend.to_str() if backend is not None else [sorted(tokenizer.get_vocab().items()), repr(tokenizer)]
-    )
+    if backend is None:  # a tokenizer in Python has no description of its own
+        settings += [sorted(tokenizer.get_vocab().items()), repr(tokenizer)]
+    else:
+        description = json.loads(backend.to_str())
+        # These two change with every call.
+        settings.append({name: part for name, part in description.items() if name not in ("truncation", "padding")})
     found.update(json.dumps(settings).encode())
+    found.update(hash_rows(rows, task).encode())
+    return found.hexdigest()[:32]
+
+
+def hash_rows(rows: Any, task: Task) -> str:
+    """A hash of texts and labels, in their order."""
+    found = hashlib.sha256()
     for name in (*task.texts, "label"):
         for value in rows[name]:
             found.update(repr(value).encode("utf-8", "surrogatepass"))
             found.update(b"\0")
-    return found.hexdigest()[:32]
+    return found.hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import math
 import os
 import time
@@ -20,7 +22,7 @@ from smyrf.nlp.metrics import compute_metrics
 from smyrf.nlp.recipe import Recipe, describe
 from smyrf.nlp.results import SUFFIX, Evaluation, Result, load_result
 from smyrf.nlp.tasks import TASKS
-from smyrf.nlp.tokens import tokenise
+from smyrf.nlp.tokens import hash_rows, tokenise
 
 # Checkpoints that are written in a run, and kept at a time: the one before stays until the next is whole.
 N_CHECKPOINTS, N_KEPT = 10, 2
@@ -33,12 +35,19 @@ class Prepared(NamedTuple):
 
     Args:
         splits: token ids, by name.
+        data: hash of the texts and labels that they were made of.
     """
 
     recipe: Recipe
     tokenizer: Any
     config: Any
     splits: dict[str, Any]
+    data: str
+
+    @property
+    def name(self) -> str:
+        """Of the run's files."""
+        return self.recipe.name(self.data)
 
 
 def n_processes() -> int:
@@ -51,6 +60,16 @@ def n_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def n_devices() -> int:
+    """Into how many parts a batch is cut: processes, or all devices of a single process, as transformers does it.
+
+    Example:
+        >>> n_devices() >= 1
+        True
+    """
+    return n_processes() if n_processes() > 1 else max(1, torch.cuda.device_count())
+
+
 def is_first_process() -> bool:
     """Whether this process is the one that prints and writes.
 
@@ -61,9 +80,9 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def result_file(folder: Path, recipe: Recipe) -> Path:
+def result_file(folder: Path, prepared: Prepared) -> Path:
     """Where the result of a run is, or will be."""
-    return folder / f"{recipe.name}{SUFFIX}"
+    return folder / f"{prepared.name}{SUFFIX}"
 
 
 def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = None) -> Prepared:
@@ -79,8 +98,8 @@ def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = No
     from transformers import AutoConfig, AutoTokenizer
 
     task = TASKS[recipe.task]
-    if recipe.batch_size % n_processes():
-        raise ValueError(f"batch_size={recipe.batch_size} must be a multiple of the {n_processes()} processes")
+    if recipe.batch_size % n_devices():
+        raise ValueError(f"batch_size={recipe.batch_size} must be a multiple of the {n_devices()} processes or devices")
     config = _loaded(AutoConfig, recipe.model, num_labels=max(1, len(task.labels)))
     tokenizer = _loaded(AutoTokenizer, recipe.model)
     _check_length(recipe, config, tokenizer)
@@ -91,12 +110,9 @@ def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = No
     splits = load_splits(task, data, n_train=recipe.n_train, n_eval=recipe.n_eval)
     for method in (recipe.train_method, *recipe.eval_methods):
         _check_method(config, method)
-    return Prepared(
-        recipe,
-        tokenizer,
-        config,
-        {split: tokenise(rows, tokenizer, task, recipe.max_length, cache) for split, rows in splits.items()},
-    )
+    tokens = {split: tokenise(rows, tokenizer, task, recipe.max_length, cache) for split, rows in splits.items()}
+    data_hash = hashlib.sha256("".join(hash_rows(rows, task) for rows in splits.values()).encode()).hexdigest()[:16]
+    return Prepared(recipe, tokenizer, config, tokens, data_hash)
 
 
 def finetune(
@@ -128,17 +144,10 @@ def finetune(
     Raises:
         ValueError: says what is wrong with the recipe, the model or the data, before anything is trained.
     """
-    file = result_file(folder, recipe)
-    if file.exists():
+    prepared = prepare(recipe, data, cache=cache)
+    if (file := result_file(folder, prepared)).exists():
         return load_result(file)
-    return train(
-        prepare(recipe, data, cache=cache),
-        folder,
-        preset=preset,
-        keep_model=keep_model,
-        command=command,
-        console=console,
-    )
+    return train(prepared, folder, preset=preset, keep_model=keep_model, command=command, console=console)
 
 
 def train(
@@ -158,11 +167,11 @@ def train(
     from smyrf.nlp.progress import ShowProgress
 
     recipe, task = prepared.recipe, TASKS[prepared.recipe.task]
-    run_folder = folder / recipe.name
+    run_folder = folder / prepared.name
     n_steps = count_steps(recipe, len(prepared.splits["train"]))
     arguments = _arguments(recipe, run_folder, n_steps)
     set_seed(recipe.seed)
-    model = _loaded(AutoModelForSequenceClassification, recipe.model, config=prepared.config)
+    model = _loaded(AutoModelForSequenceClassification, recipe.model, config=copy.deepcopy(prepared.config))
     if model.config.pad_token_id is None:
         raise ValueError(f"model={recipe.model!r} has no token for padding")
     set_attention(model, recipe.train_method)
@@ -196,7 +205,7 @@ def train(
         for split in task.splits:
             set_seed(recipe.seed)  # hashes of one evaluation do not depend on those before it
             rows = prepared.splits[split]
-            total = math.ceil(len(rows) / (arguments.per_device_eval_batch_size * n_processes()))
+            total = math.ceil(len(rows) / recipe.batch_size)
             progress.begin(f"evaluate {describe(method)}", total)
             began = time.perf_counter()
             found = trainer.predict(rows, metric_key_prefix="eval").metrics
@@ -207,6 +216,7 @@ def train(
     result = Result(
         recipe=recipe,
         evaluations=tuple(evaluations),
+        data=prepared.data,
         preset=preset,
         n_steps=trainer.state.global_step,
         n_rows=len(prepared.splits["train"]),
@@ -219,7 +229,7 @@ def train(
         if keep_model:
             model.save_pretrained(run_folder / "model")
             prepared.tokenizer.save_pretrained(run_folder / "model")
-        result.save(result_file(folder, recipe), command)
+        result.save(result_file(folder, prepared), command)
         remove_all(run_folder)
     trainer.accelerator.wait_for_everyone()
     return result
@@ -258,8 +268,8 @@ def restore_dense(model: Any) -> None:
 def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
     from transformers import TrainingArguments
 
-    on_cpu = not torch.cuda.is_available()
-    share = recipe.batch_size // n_processes()
+    on_cpu = not torch.accelerator.is_available()
+    share = recipe.batch_size // n_devices()
     return TrainingArguments(
         output_dir=str(run_folder),
         per_device_train_batch_size=share,
@@ -273,7 +283,9 @@ def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
         seed=recipe.seed,
         use_cpu=on_cpu,
         ddp_backend="gloo" if on_cpu and n_processes() > 1 else None,
-        dataloader_pin_memory=not on_cpu,
+        # A classifier's loss is a mean over rows already: without this transformers multiplies it by the processes.
+        average_tokens_across_devices=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
         save_strategy="steps",
         save_steps=max(1, math.ceil(n_steps / N_CHECKPOINTS)),
         save_total_limit=N_KEPT,

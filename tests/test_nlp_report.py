@@ -1,0 +1,199 @@
+"""The paper's tables rebuilt from results."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from smyrf import Dense, Smyrf, Tangent
+from smyrf.nlp.pages import write_report
+from smyrf.nlp.presets import PRESETS
+from smyrf.nlp.recipe import Recipe
+from smyrf.nlp.report import Column, build
+from smyrf.nlp.results import Evaluation, Result, load_result, load_results
+from smyrf.nlp.tables import figure_table, lines, markdown, preset_table, rich_table
+from smyrf.nlp.tasks import TASKS
+
+IMDB = Column("imdb", "test")
+
+
+def run(task, method, *values, seed=0, evaluated=None, data="d", **settings):
+    """A result with one evaluation for each value, in the order of the task's splits."""
+    evaluated = method if evaluated is None else evaluated
+    settings = {"model": "some/minilm", "max_length": 512 if task == "imdb" else 128, **settings}
+    recipe = Recipe(task=task, train_method=method, eval_methods=(evaluated,), seed=seed, **settings)
+    evaluations = tuple(
+        Evaluation(evaluated, split, 100, dict.fromkeys(TASKS[task].metrics, value), 1.0)
+        for split, value in zip(TASKS[task].splits, values, strict=True)
+    )
+    return Result(recipe, evaluations, data, "", 10, 80, ((5, 0.7), (10, 0.6)), 3.0, 2, 1)
+
+
+def by_name(results):
+    return {table.name: table for table in build(results)}
+
+
+def printed(table, width=100):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+def test_the_imdb_table_has_mean_deviation_gap_and_the_papers_figures():
+    results = [run("imdb", Dense(), value, seed=seed) for seed, value in enumerate((0.90, 0.92, 0.94))]
+    results += [run("imdb", Smyrf(8, 32), value, seed=seed) for seed, value in enumerate((0.89, 0.90, 0.94))]
+    results.append(run("imdb", Tangent(0.25), 0.91))
+    table = by_name(results)["imdb"]
+    assert [row.label for row in table.rows] == ["Dense", "Smyrf 8×32", "Tangent 25%"]
+    assert [table.memory(row) for row in table.rows] == [1.0, 0.5, 0.25]
+    assert lines(table) == [
+        ["Dense", "100%", "92.0 ± 2.0", "–", "3", "94.12 BERT", "–"],
+        ["Smyrf 8×32", "50%", "91.0 ± 2.6", "−1.0 ± 1.0", "3", "92.64 BERT", "−1.48"],
+        ["Tangent 25%", "25%", "91.0", "+1.0", "1", "–", "–"],
+    ]
+
+
+def test_the_glue_table_averages_as_the_paper_does():
+    figures = PRESETS["glue/smyrf-2x32"].paper
+    results = [
+        run(task, Smyrf(2, 32), *(0.01 * (one + shift) for one in figure), seed=seed)
+        for task, figure in figures.items()
+        for seed, shift in ((0, -1.0), (1, 1.0))
+    ]
+    table = by_name(results)["glue"]
+    assert [column.title for column in table.columns] == [
+        "CoLA", "MNLI-m", "MNLI-mm", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B",
+    ]  # fmt: skip
+    average = table.average(table.rows[0])
+    assert average.mean == pytest.approx(83.12, abs=0.01) == average.paper
+    assert average.std == pytest.approx(2**0.5)
+    ours, paper = lines(table)
+    assert ours[:4] == ["Smyrf 2×32", "50%", "83.1 ± 1.4", "58.8 ± 1.4"]
+    assert paper[:4] == ["  paper, BERT", "", "83.12", "58.79"]
+
+
+def test_an_average_needs_all_tasks_and_truncation_counts_as_memory():
+    results = [run(task, Dense(), 0.8) for task in ("cola", "rte")]
+    results.append(run("cola", Dense(), 0.7, max_length=64))
+    table = by_name(results)["glue"]
+    assert [(row.max_length, table.memory(row)) for row in table.rows] == [(128, 1.0), (64, 0.5)]
+    assert table.average(table.rows[0]).mean == pytest.approx(80.0)
+    assert table.average(table.rows[1]) is None
+    assert lines(table)[2][:5] == ["Dense, 64 tokens", "50%", "–", "70.0", "–"]
+
+
+def test_back_and_forth_and_ablation_have_tables_of_their_own():
+    half, plain = Smyrf(8, 32), Smyrf(8, 32, transform="none")
+    angular = Smyrf(8, 32, transform="none", hashing="cross_polytope")
+    results = [
+        run("imdb", Dense(), 0.94),
+        run("imdb", half, 0.92),
+        run("imdb", plain, 0.88),
+        run("imdb", angular, 0.87),
+    ]
+    results += [run("imdb", half, 0.93, evaluated=Dense()), run("imdb", Dense(), 0.91, evaluated=half)]
+    tables = by_name(results)
+    assert list(tables) == ["imdb", "backandforth", "ablation"]
+    assert [row.label for row in tables["imdb"].rows] == ["Dense", "Smyrf 8×32"]
+    back = tables["backandforth"]
+    assert [row.label for row in back.rows] == [
+        "Dense", "Dense → Smyrf 8×32", "Smyrf 8×32", "Smyrf 8×32 → Dense",
+    ]  # fmt: skip
+    assert [row.cells[IMDB].paper for row in back.rows] == [94.12, None, 92.64, 93.54]
+    assert [round(back.gap(row, IMDB).mean, 6) for row in back.rows[1:]] == [-3.0, -2.0, -1.0]
+    ablation = tables["ablation"]
+    cells = [row.cells[IMDB] for row in ablation.rows]
+    assert [(cell.paper, cell.paper_model) for cell in cells] == [
+        (94.12, "BERT"), (93.7, "RoBERTa"), (89.3, "RoBERTa"), (88.7, "RoBERTa"),
+    ]  # fmt: skip
+    # Figures of different models are not subtracted.
+    assert ablation.gap(ablation.rows[1], IMDB).paper is None
+
+
+def test_a_roberta_stands_beside_the_papers_roberta():
+    results = [run("imdb", method, 0.9, model="x/roberta-small") for method in (Dense(), Smyrf(8, 32))]
+    table = by_name(results)["imdb"]
+    assert [row.cells[IMDB].paper for row in table.rows] == [94.96, 93.72]
+
+
+def test_of_several_learning_rates_the_best_mean_counts():
+    values = {1e-5: (0.80, 0.90), 2e-5: (0.86, 0.86)}
+    results = [
+        run("rte", Dense(), value, seed=seed, learning_rate=rate)
+        for rate, both in values.items()
+        for seed, value in enumerate(both)
+    ]
+    table = by_name(results)["glue"]
+    (cell,) = table.rows[0].cells.values()
+    assert (cell.rate, cell.n_rates, cell.mean) == (2e-5, 2, pytest.approx(86.0))
+    assert "of several learning rates the best" in markdown(table)
+
+
+@pytest.mark.parametrize("change", [{"n_train": 50}, {"epochs": 1.0}, {"data": "other"}])
+def test_runs_with_other_settings_are_not_mixed(change):
+    table = by_name([run("rte", Dense(), 0.6), run("rte", Dense(), 0.8, **change)])["glue"]
+    (name,) = change
+    assert len(table.rows) == 2 and all(f"{name}=" in row.label for row in table.rows)
+
+
+def test_models_have_tables_of_their_own():
+    found = build([run("rte", Dense(), 0.6), run("rte", Dense(), 0.8, model="other")])
+    assert [table.model for table in found] == ["some/minilm", "other"]
+
+
+def test_a_report_is_written_as_page_numbers_and_plots(tmp_path):
+    results = [run("imdb", Dense(), 0.9 + 0.01 * seed, seed=seed) for seed in range(3)]
+    results += [run("imdb", Smyrf(8, 32), 0.9 + 0.02 * seed, seed=seed) for seed in range(3)]
+    results += [run(task, method, 0.7) for task in ("cola", "rte") for method in (Dense(), Smyrf(2, 32))]
+    written = write_report(build(results), tmp_path)
+    assert sorted(path.name for path in written) == [
+        "glue.png", "glue.svg", "imdb.png", "imdb.svg", "report.json", "report.md",
+    ]  # fmt: skip
+    page = (tmp_path / "report.md").read_text()
+    assert "| Smyrf 8×32 | 50% | 92.0 ± 2.0 | +1.0 ± 1.0 | 3 | 92.64 BERT | −1.48 |" in page
+    assert "![IMDB](imdb.png)" in page
+    numbers = json.loads((tmp_path / "report.json").read_text())
+    cell = numbers[1]["rows"][1]["cells"][0]
+    assert (cell["mean"], cell["paper"]) == (pytest.approx(92.0), 92.64)
+    assert cell["by_seed"] == {"0": 90.0, "1": 92.0, "2": 94.0}
+
+
+def test_tables_fit_a_terminal():
+    results = [
+        run(task, method, *[0.7] * len(TASKS[task].splits)) for task in TASKS for method in (Dense(), Smyrf(2, 32))
+    ]
+    for table in build(results):
+        if table.name != "glue":  # ten columns
+            assert "…" not in printed(rich_table(table), 80)
+    presets = list(PRESETS.values())
+    text = printed(preset_table(presets), 80) + printed(figure_table(presets), 80)
+    assert "…" not in text
+    assert all(name in text for name in PRESETS)
+
+
+def test_results_survive_their_file_and_damaged_ones_are_named(tmp_path):
+    result = run("mnli", Smyrf(2, 32), 0.8, 0.7)
+    file = tmp_path / "below" / "a.run.json"
+    result.save(file, "smyrf finetune mnli")
+    assert load_result(file) == result == load_results(tmp_path)[0]
+    data = json.loads(file.read_text())
+    assert data["command"] == "smyrf finetune mnli" and {"cpu", "torch", "transformers"} <= set(data["machine"])
+    (tmp_path / "other.json").write_text("{}")  # not one of ours
+    assert len(load_results(tmp_path)) == 1
+    for damage, words in (
+        ("{", "Expecting"),
+        ("[]", "not the result of a run"),
+        (json.dumps({**data, "format": 2}), "its format is 2"),
+        (json.dumps({**data, "recipe": {**data["recipe"], "epochs": -1}}), "epochs=-1"),
+        (json.dumps({name: value for name, value in data.items() if name != "losses"}), "'losses' is missing"),
+    ):
+        file.write_text(damage)
+        with pytest.raises(ValueError, match=words) as error:
+            load_results(tmp_path)
+        assert str(file) in str(error.value)
+    file.unlink()
+    with pytest.raises(ValueError, match="holds no results"):
+        load_results(tmp_path)
+    assert replace(result, preset="x") != result

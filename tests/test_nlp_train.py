@@ -1,0 +1,292 @@
+"""Runs: every preset for a step, resumption after a kill, several processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+
+pytest.importorskip("datasets")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import smyrf  # noqa: E402
+from smyrf import Dense, Smyrf, Tangent  # noqa: E402
+from smyrf.nlp.checkpoints import last_checkpoint, remove_all, remove_half_written  # noqa: E402
+from smyrf.nlp.presets import PRESETS  # noqa: E402
+from smyrf.nlp.recipe import Recipe  # noqa: E402
+from smyrf.nlp.results import load_result, load_results  # noqa: E402
+from smyrf.nlp.tasks import TASKS  # noqa: E402
+from smyrf.nlp.train import finetune, prepare, result_file, set_attention  # noqa: E402
+
+# transformers' own: it saves and loads optimizer states by torch functions that warn.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Small random models of the classes that the presets name."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "bert": tiny.save_encoder(folder / "bert"),
+        "large": tiny.save_encoder(folder / "bert-large", n_layers=4, hidden_size=32, num_attention_heads=4),
+        "roberta": tiny.save_encoder(folder / "roberta", "roberta"),
+        "calm": tiny.save_encoder(
+            folder / "calm", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, hidden_size=32
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    for name in TASKS:
+        tiny.write_task(folder, name)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("SMYRF_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_runs_a_step_on_all_of_its_tasks(name, models, data, tmp_path):
+    preset = PRESETS[name]
+    kind = "roberta" if "roberta" in preset.recipe.model else "large" if "large" in preset.recipe.model else "bert"
+    recipes = preset.recipes(model=models[kind], max_steps=1, learning_rates=preset.rates[:1], n_train=16, n_eval=6)
+    assert [recipe.task for recipe in recipes] == list(preset.tasks)
+    for recipe in recipes:
+        result = finetune(recipe, tmp_path, data, preset=name, keep_model=False)
+        task = TASKS[recipe.task]
+        assert result.n_steps == 1 and result.n_rows == 16 and len(result.losses) == 1
+        asked = [(method, split) for method in recipe.eval_methods for split in task.splits]
+        assert [(one.method, one.split) for one in result.evaluations] == asked
+        for one in result.evaluations:
+            assert tuple(one.metrics) == task.metrics and all(-1.0 <= value <= 1.0 for value in one.metrics.values())
+    assert len(load_results(tmp_path)) == len(recipes)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json"] * len(recipes)
+
+
+@pytest.mark.parametrize("method", [Dense(), Smyrf(4, 4), Tangent(0.5)], ids=repr)
+def test_training_learns_and_leaves_a_model_that_says_so(method, models, data, tmp_path):
+    recipe = Recipe(
+        task="sst2",
+        model=models["bert"],
+        train_method=method,
+        max_length=16,
+        batch_size=8,
+        epochs=40,
+        learning_rate=1e-2,
+    )
+    result = finetune(recipe, tmp_path, data)
+    assert result.evaluations[0].metrics["accuracy"] > 0.9
+    assert result.losses[-1][1] < 0.5 * result.losses[0][1]
+    folder = tmp_path / recipe.name(result.data) / "model"
+    assert not list(folder.parent.glob("checkpoint-*"))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        logits = model(
+            **tokenizer(["the film was great , lovely", "a dull , awful plot"], padding=True, return_tensors="pt")
+        )
+    assert [model.config.id2label[one] for one in logits.logits.argmax(-1).tolist()] == ["positive", "negative"]
+    smyrf.replace_attention(model, Tangent(0.5))  # it was saved with its own attention
+
+
+def test_the_method_of_training_is_in_effect_in_training_and_that_of_evaluation_in_evaluation(
+    models, data, tmp_path, monkeypatch
+):
+    seen = []
+    attention = smyrf.models.transformers.attention
+
+    def spy(q, k, v, *, method, **options):
+        seen.append((method, torch.is_grad_enabled()))
+        return attention(q, k, v, method=method, **options)
+
+    monkeypatch.setattr(smyrf.models.transformers, "attention", spy)
+    recipe = Recipe(
+        task="rte",
+        model=models["bert"],
+        train_method=Smyrf(2, 4),
+        eval_methods=(Tangent(0.5), Dense(), Smyrf(2, 4)),
+        max_length=16,
+        max_steps=2,
+    )
+    result = finetune(recipe, tmp_path, data)
+    assert set(seen) == {(Smyrf(2, 4), True), (Tangent(0.5), False), (Smyrf(2, 4), False)}
+    assert [one.method for one in result.evaluations] == [Tangent(0.5), Dense(), Smyrf(2, 4)]
+
+
+def test_seeds_change_the_run_and_the_same_seed_repeats_it(models, data, tmp_path):
+    def run(folder, seed):
+        recipe = Recipe(
+            task="mrpc", model=models["bert"], train_method=Smyrf(2, 4), max_length=16, max_steps=3, seed=seed
+        )
+        return finetune(recipe, tmp_path / folder, data).losses
+
+    assert run("a", 0) == run("b", 0) != run("a", 1)
+
+
+def test_a_finished_run_is_read_and_other_data_make_another_run(models, tmp_path):
+    recipe = Recipe(task="cola", model=models["bert"], max_length=16, max_steps=1)
+    place = tiny.write_task(tmp_path / "data", "cola")
+    first = finetune(recipe, tmp_path, place)
+    file = result_file(tmp_path, prepare(recipe, place))
+    before = file.read_bytes()
+    assert finetune(recipe, tmp_path, place) == first == load_result(file)
+    assert file.read_bytes() == before
+    tiny.write_task(tmp_path / "data", "cola", n_train=40)
+    assert finetune(recipe, tmp_path, place).data != first.data
+    assert len(load_results(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "/no/such/model"}, "model='/no/such/model' cannot be loaded"),
+        ({"max_length": 513}, "max_length=513 is more than the 512 positions"),
+        ({"n_train": 1000}, "n_train=1000 is more than the 32 rows"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_what_does_not_fit_is_said_before_training(models, data, tmp_path, kind, changes, words):
+    recipe = Recipe(**{"task": "rte", "model": models[kind], **changes})
+    with pytest.raises(ValueError, match=words):
+        finetune(recipe, tmp_path, data)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_whose_attention_cannot_be_replaced_is_refused_before_training(data, tmp_path, models):
+    config = transformers.DebertaV2Config(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    config.save_pretrained(tmp_path / "model")
+    transformers.AutoTokenizer.from_pretrained(models["bert"]).save_pretrained(tmp_path / "model")
+    recipe = Recipe(task="rte", model=str(tmp_path / "model"), train_method=Smyrf(2, 4))
+    with pytest.raises(ValueError, match="no attention layer of"):
+        finetune(recipe, tmp_path / "runs", data)
+
+
+def test_half_written_checkpoints_are_not_resumed(tmp_path):
+    assert last_checkpoint(tmp_path) is None
+    for step, marks in ((2, ["whole-0-of-1"]), (4, ["whole-0-of-2"]), (6, [])):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        for mark in marks:
+            (tmp_path / f"checkpoint-{step}" / mark).touch()
+    (tmp_path / "checkpoint-old").mkdir()
+    assert last_checkpoint(tmp_path).name == "checkpoint-2"
+    remove_half_written(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-old"]
+    remove_all(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-old"]
+
+
+def _command(models, data, output, *more, kind="bert"):
+    words = ["finetune", "rte", "--model", models[kind], "--data", str(data), "--output", str(output)]
+    words += ["--max-length", "16", "--lr", "1e-3", "--batch", "8", "--threads", "1", *more]
+    return words
+
+
+def _environment():
+    source = str(Path(smyrf.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def _only_result(folder):
+    (file,) = folder.glob("*.run.json")
+    return json.loads(file.read_text())
+
+
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data, tmp_path):
+    command = [sys.executable, "-m", "smyrf.cli"]
+    more = ["--train-method", "smyrf:2x4", "--epochs", "50"]  # 200 steps, a checkpoint every 20
+    killed = tmp_path / "killed"
+    process = subprocess.Popen(
+        [*command, *_command(models, data, killed, *more)],
+        env=_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    for _ in range(1200):
+        if list(killed.glob("*/checkpoint-40/whole-*")) or process.poll() is not None:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGKILL, errors.decode()
+    assert not list(killed.glob("*.run.json"))
+    (run_folder,) = killed.iterdir()
+    at = int(last_checkpoint(run_folder).name.removeprefix("checkpoint-"))
+    assert 40 <= at < 200
+    (run_folder / "checkpoint-199").mkdir()  # one that the kill has left half-written
+    for folder in (killed, tmp_path / "whole"):
+        done = subprocess.run(
+            [*command, *_command(models, data, folder, *more)], env=_environment(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    resumed, whole = _only_result(killed), _only_result(tmp_path / "whole")
+    assert resumed["seconds"] is None and whole["seconds"] > 0
+    assert resumed["n_steps"] == whole["n_steps"] == 200
+    assert resumed["losses"] == whole["losses"]
+    for one, other in zip(resumed["evaluations"], whole["evaluations"], strict=True):
+        assert one["metrics"] == other["metrics"]
+    weights = [torch_weights(folder) for folder in (killed, tmp_path / "whole")]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+def torch_weights(folder):
+    from safetensors.torch import load_file
+
+    (file,) = folder.glob("*/model/model.safetensors")
+    return load_file(file)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_two_processes_do_what_one_does(launcher, models, data, tmp_path):
+    if launcher == "torchrun":
+        several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "smyrf.cli"]
+    else:
+        # Its option for a CPU starts one process, or several by MPI; this one starts several of whatever there is.
+        several = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+        several += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "smyrf.cli"]
+    more = ["--train-method", "smyrf:2x4", "--eval-method", "dense", "--eval-method", "smyrf:2x4", "--epochs", "5"]
+    for folder, words in (("one", ["-m", "smyrf.cli"]), ("two", several)):
+        done = subprocess.run(
+            [sys.executable, *words, *_command(models, data, tmp_path / folder, *more, kind="calm")],
+            env=_environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.count("1 of 1: RTE") == 1  # one of the processes speaks
+    one, two = _only_result(tmp_path / "one"), _only_result(tmp_path / "two")
+    assert (one["n_processes"], two["n_processes"]) == (1, 2)
+    assert one["n_steps"] == two["n_steps"] == 20
+    # The same rows in every step and no dropout: only hashes differ, and the order of sums.
+    for (_, a), (_, b) in zip(one["losses"], two["losses"], strict=True):
+        assert a == pytest.approx(b, abs=0.02)
+    for a, b in zip(one["evaluations"], two["evaluations"], strict=True):
+        assert a["n_rows"] == b["n_rows"] == 16
+        assert a["metrics"]["accuracy"] == pytest.approx(b["metrics"]["accuracy"], abs=0.13)  # two of sixteen rows
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(models, data, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="batch_size=16 must be a multiple of the 3 processes"):
+        prepare(Recipe(task="rte", model=models["bert"]), data)
+
+
+def test_set_attention_goes_from_any_method_to_any_other(models):
+    model = transformers.AutoModel.from_pretrained(models["bert"])
+    before = model.config._attn_implementation
+    for method in (Dense(), Smyrf(2, 4), Smyrf(2, 4), Tangent(0.5), Dense()):
+        set_attention(model, method)
+    assert model.config._attn_implementation == before
