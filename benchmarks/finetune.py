@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 SEEDS = (0, 1, 2)
-IMDB = ["--train-rows", "800", "--eval-rows", "800", "--epochs", "1", "--lr", "2e-4", "--warmup", "0.1"]
+IMDB = ["--train-rows", "800", "--eval-rows", "800", "--epochs", "1", "--lr", "3e-4", "--warmup", "0.1"]
 # Presets, and with which other attention the same model is evaluated as well.
 IMDB_RUNS = {
     "imdb/bert": ("dense", "smyrf:8x32"),
@@ -26,7 +26,7 @@ IMDB_RUNS = {
     "ablation/e2lsh": (),
     "ablation/reformer": (),
 }
-GLUE = ["--train-rows", "1600", "--epochs", "1", "--lr", "2e-4"]
+GLUE = ["--train-rows", "1600", "--epochs", "1", "--lr", "3e-4"]
 GLUE_TASKS = ("cola", "mrpc", "rte", "stsb", "sst2")
 # Padding changes nothing for dense attention but its time: padded keys are masked, padded queries are not read.
 GLUE_RUNS = {
