@@ -13,7 +13,6 @@ pytest.importorskip("accelerate")
 from smyrf.cli import app
 from smyrf.nlp.presets import PRESETS
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 runner = CliRunner()
 
 

@@ -26,9 +26,6 @@ from smyrf.nlp.results import load_result, load_results  # noqa: E402
 from smyrf.nlp.tasks import TASKS  # noqa: E402
 from smyrf.nlp.train import finetune, prepare, result_file, set_attention  # noqa: E402
 
-# transformers' own: it saves and loads optimizer states by torch functions that warn.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
@@ -151,7 +148,7 @@ def test_a_finished_run_is_read_and_other_data_make_another_run(models, tmp_path
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "/no/such/model"}, "model='/no/such/model' cannot be loaded"),
+        ({"model": "/no/such/model"}, "model='/no/such/model': cannot be loaded"),
         ({"max_length": 513}, "max_length=513 is more than the 512 positions"),
         ({"n_train": 1000}, "n_train=1000 is more than the 32 rows"),
     ],

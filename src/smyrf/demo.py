@@ -19,11 +19,11 @@ from rich.table import Table
 from smyrf.analysis.capture import Captured
 from smyrf.analysis.encoders import minilm_attention
 from smyrf.analysis.error import output_errors
+from smyrf.atomic import write_json
 from smyrf.bench import fresh
 from smyrf.bench.quality.cases import family, label
 from smyrf.compare import command
 from smyrf.figures import LOOKS, save_figure
-from smyrf.json_files import write_json
 from smyrf.methods import Method, Smyrf, Tangent
 
 LENGTH = 512

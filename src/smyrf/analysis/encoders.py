@@ -66,7 +66,7 @@ def load_model(name: str, **options: Any) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = _loaded(AutoModel, name, "", **options).eval()
+    model = load_pretrained(AutoModel, name, **options).eval()
     return model.get_encoder() if model.config.is_encoder_decoder else model
 
 
@@ -82,10 +82,20 @@ def load_processor(name: str, kind: str) -> Any:
     import transformers
 
     loader, what = PROCESSORS[kind]
-    return _loaded(getattr(transformers, loader), name, f"its {what} ")
+    return load_pretrained(getattr(transformers, loader), name, f"its {what} ")
 
 
-def _loaded(kind: Any, name: str, what: str, **options: Any) -> Any:
+def load_pretrained(kind: Any, name: str, what: str = "", **options: Any) -> Any:
+    """``kind.from_pretrained(name, **options)``.
+
+    Args:
+        kind: a class of transformers.
+        name: a local path or a name on the hub.
+        what: of the model is loaded, for the message.
+
+    Raises:
+        ValueError: says why it cannot be loaded.
+    """
     try:
         return kind.from_pretrained(name, **options)
     except Exception as error:  # whatever is wrong with somebody's files, it is named

@@ -18,10 +18,10 @@ import numpy
 import torch
 
 import smyrf
+from smyrf.atomic import write_json
 from smyrf.bench.cases import Problem
 from smyrf.bench.contenders import EAGER, SDPA
 from smyrf.bench.gemm import flops
-from smyrf.json_files import write_json
 from smyrf.methods import Smyrf, Tangent, method_to_dict
 from smyrf.tuning.crossover import cpu
 

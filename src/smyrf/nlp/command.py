@@ -38,8 +38,8 @@ def finetune_all(
     ready: dict[Recipe, Prepared] = {}
     for recipe in recipes:
         if (kind := _without_chance(recipe)) not in ready:
-            with console.status(f"reading {TASKS[recipe.task].title}"):
-                ready[kind] = prepare(recipe, data)
+            console.print(f"reading {TASKS[recipe.task].title}", highlight=False)
+            ready[kind] = prepare(recipe, data)
     results = []
     for number, recipe in enumerate(recipes, 1):
         title = f"{number} of {len(recipes)}: {TASKS[recipe.task].title}, {recipe.label}, {recipe.max_length} tokens"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smyrf.json_files import write_json
+from smyrf.atomic import write_json, write_text
 from smyrf.methods import method_to_dict
 from smyrf.nlp.report import Table
 from smyrf.nlp.tables import markdown
@@ -28,11 +26,7 @@ def write_report(tables: Sequence[Table], folder: Path, *, plots: bool = True) -
             text.append(f"![{table.title}]({files[0].name})\n")
             written += files
     page, data = folder / "report.md", folder / "report.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False, encoding="utf-8") as temporary:
-        temporary.write("\n".join(text))
-    os.chmod(temporary.name, 0o644)  # a temporary file is its owner's alone
-    os.replace(temporary.name, page)
+    write_text(page, "\n".join(text))
     write_json(data, [_plain(table) for table in tables])
     return [page, data, *written]
 

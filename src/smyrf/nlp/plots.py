@@ -1,4 +1,4 @@
-"""The metric against memory: ours on the left, the paper's on the right."""
+"""The metric against memory, or row by row: ours on the left, the paper's on the right."""
 
 from __future__ import annotations
 
@@ -21,23 +21,49 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 
 def plot(table: Table, path: Path) -> list[Path]:
-    """Writes `path`.png and `path`.svg: a point for each row, with the standard deviation of its seeds."""
+    """Writes `path`.png and `path`.svg: a point for each row, with the standard deviation of its seeds.
+
+    Rows that differ in their memory stand along it, others one below another.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     quoted = any(_cell(table, row).paper is not None for row in table.rows)
-    figure, axes = plt.subplots(
-        1, 1 + quoted, figsize=(9.2 if quoted else 5.2, 3.9), layout="constrained", squeeze=False
-    )
-    _panel(axes[0, 0], table, paper=False)
-    if quoted:
-        _panel(axes[0, 1], table, paper=True)
+    by_memory = not table.name.endswith(("backandforth", "ablation"))
+    size = (9.2 if quoted else 5.2, 3.9 if by_memory else 1.5 + 0.42 * len(table.rows))
+    figure, axes = plt.subplots(1, 1 + quoted, figsize=size, layout="constrained", squeeze=False)
     metric = "mean of the metrics" if len(table.columns) > 1 else TASKS[table.columns[0].task].metric
-    axes[0, 0].set_ylabel(f"{metric}, %")
+    for number, one in enumerate(axes[0]):
+        panel = _panel if by_memory else _list
+        panel(one, table, paper=number == 1)
+        models = {_cell(table, row).paper_model for row in table.rows} - {""}
+        ours = table.model.rstrip("/").split("/")[-1]
+        title = f"the paper's, {' and '.join(sorted(models))}" if number else f"ours, {ours}"
+        one.set_title(title, fontsize=9, loc="left")
+        one.grid(alpha=0.25)
+        one.spines[["top", "right"]].set_visible(False)
+        if not by_memory:
+            one.set_xlabel(f"{metric}, %")
+    if by_memory:
+        axes[0, 0].set_ylabel(f"{metric}, %")
     figure.suptitle(table.title, x=0.01, ha="left", fontsize=11)
     return save_figure(figure, path)
+
+
+def _list(axes: Any, table: Table, *, paper: bool) -> None:
+    """Rows one below another, the first on top."""
+    places = range(len(table.rows), 0, -1)
+    for place, row in zip(places, table.rows, strict=True):
+        cell = _cell(table, row)
+        look = {"markersize": 7, **_LOOKS[_family(table, row)], "linestyle": "none"}
+        if paper and cell.paper is not None:
+            axes.plot([cell.paper], [place], markerfacecolor="white", **look)
+        elif not paper and cell.mean is not None:
+            axes.errorbar([cell.mean], [place], xerr=[cell.std or 0.0], capsize=2.5, elinewidth=1.4, **look)
+    axes.set_yticks(list(places), ["" if paper else row.label for row in table.rows])
+    axes.set_ylim(0.4, len(table.rows) + 0.6)
 
 
 def _panel(axes: Any, table: Table, *, paper: bool) -> None:
@@ -60,11 +86,6 @@ def _panel(axes: Any, table: Table, *, paper: bool) -> None:
     axes.set_xticks(ticks, [f"{tick:.4g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("key visits of a query in training, % of dense")
-    models = {_cell(table, row).paper_model for row in table.rows} - {""}
-    ours = table.model.rstrip("/").split("/")[-1]
-    axes.set_title(f"the paper's, {' and '.join(sorted(models))}" if paper else f"ours, {ours}", fontsize=9, loc="left")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 

@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from smyrf.methods import Dense, Method, Smyrf
-from smyrf.nlp.presets import GLUE_TASKS, MODEL_TITLES, PRESETS, Preset
+from smyrf.nlp.presets import GLUE_TASKS, MODEL_TITLES, PRESETS
 from smyrf.nlp.recipe import Recipe, describe
 from smyrf.nlp.results import Evaluation, Result
 from smyrf.nlp.tasks import TASKS
@@ -184,6 +184,9 @@ def build(results: Sequence[Result]) -> list[Table]:
     return tables
 
 
+_Way = tuple[Method, Method, int]  # of training, of evaluation; tokens: what makes a row
+
+
 class _Run(NamedTuple):
     """An evaluation, and the result that it is part of."""
 
@@ -204,8 +207,7 @@ class _Run(NamedTuple):
         return Column(self.recipe.task, self.evaluation.split)
 
     @property
-    def way(self) -> tuple[Method, Method, int]:
-        """What makes a row."""
+    def way(self) -> _Way:
         return self.recipe.train_method, self.evaluation.method, self.recipe.max_length
 
     def setting(self, name: str) -> Any:
@@ -246,10 +248,13 @@ def _table(name: str, title: str, model: str, found: list[_Run]) -> Table:
     there = {run.column for run in found}
     columns = [Column(task, split) for task in order for split in TASKS[task].splits]
     columns = [column for column in columns if column in there]
+    ways = list(dict.fromkeys(run.way for run in found))
+    paper_model = _paper_model(name, columns, ways, model)
     rows = []
-    for way in dict.fromkeys(run.way for run in found):
+    for way in ways:
+        figures = {column: _figure(name, column, way, paper_model) for column in columns}
         for setting, part in _by_setting([run for run in found if run.way == way]).items():
-            cells = {column: _cell(column, part, _paper(name, column, *way, model)) for column in columns}
+            cells = {column: _cell(column, part, figures[column], MODEL_TITLES[paper_model]) for column in columns}
             rows.append(Row(*way, setting, {column: cell for column, cell in cells.items() if cell is not None}))
     longest = max(row.max_length for row in rows)
     rows.sort(key=lambda row: _order(row, longest))
@@ -279,7 +284,7 @@ def _by_setting(found: list[_Run]) -> dict[str, list[_Run]]:
     return parts
 
 
-def _cell(column: Column, found: list[_Run], paper: tuple[float | None, str]) -> Cell | None:
+def _cell(column: Column, found: list[_Run], paper: float | None, paper_model: str) -> Cell | None:
     """The runs of one cell: the learning rate with the best mean, as the paper chose it."""
     by_rate: dict[float, dict[int, float]] = {}
     for run in found:
@@ -289,29 +294,33 @@ def _cell(column: Column, found: list[_Run], paper: tuple[float | None, str]) ->
     if not by_rate:
         return None
     rate = max(by_rate, key=lambda one: mean(by_rate[one].values()))
-    return Cell(by_rate[rate], *paper, rate, len(by_rate))
+    return Cell(by_rate[rate], paper, "" if paper is None else paper_model, rate, len(by_rate))
 
 
-def _paper(
-    table: str, column: Column, train_method: Method, eval_method: Method, max_length: int, model: str
-) -> tuple[float | None, str]:
-    """The paper's figure for a cell, and its model: one of the same kind if it has one, else whichever it has."""
+def _paper_model(table: str, columns: list[Column], ways: list[_Way], model: str) -> str:
+    """The model whose figures stand beside ours: that of which the paper has most cells, then that of our kind."""
+    ours = PurePath(model).name.lower()
 
-    def rank(preset: Preset) -> tuple[bool, bool, bool]:
-        of = preset.recipe.model
-        ours = PurePath(model).name.lower()
-        return preset.table == table, ("roberta" in of) == ("roberta" in ours), ("large" in of) == ("large" in ours)
+    def rank(of: str) -> tuple[int, bool, bool]:
+        n_cells = sum(_figure(table, column, way, of) is not None for column in columns for way in ways)
+        return n_cells, ("roberta" in of) == ("roberta" in ours), ("large" in of) == ("large" in ours)
 
+    return max(MODEL_TITLES, key=rank)
+
+
+def _figure(table: str, column: Column, way: _Way, model: str) -> float | None:
+    """The paper's figure for a cell; that of the table itself where two of its tables have one."""
+    train_method, eval_method, max_length = way
     found = [
         preset
         for preset in PRESETS.values()
         if column.task in preset.paper
+        and preset.recipe.model == model
         and preset.recipe.train_method == train_method
         and preset.recipe.eval_methods[0] == eval_method
         and preset.recipe.max_length == max_length
     ]
     if not found:
-        return None, ""
-    best = max(found, key=rank)
-    figure = best.paper[column.task][TASKS[column.task].splits.index(column.split)]
-    return figure, MODEL_TITLES[best.recipe.model]
+        return None
+    best = max(found, key=lambda preset: preset.table == table)
+    return best.paper[column.task][TASKS[column.task].splits.index(column.split)]

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from smyrf.atomic import write_json
 from smyrf.bench.results import machine
-from smyrf.json_files import write_json
 from smyrf.methods import Method, method_from_dict, method_to_dict
 from smyrf.nlp.recipe import Recipe
 

@@ -9,10 +9,11 @@ from rich.table import Table as RichTable
 
 from smyrf.nlp.presets import MODEL_TITLES, Preset
 from smyrf.nlp.recipe import describe
-from smyrf.nlp.report import GLUE, Cell, Row, Table
+from smyrf.nlp.report import GLUE, Cell, Table
 from smyrf.nlp.tasks import TASKS
 
 NONE = "–"
+PAPER = "  paper"
 
 
 def preset_table(presets: Sequence[Preset]) -> RichTable:
@@ -59,7 +60,8 @@ def figure_table(presets: Sequence[Preset]) -> RichTable:
 def headings(table: Table) -> list[str]:
     """Titles of the columns: a wide table has one for each task, a narrow one says how far dense attention is."""
     if table.name.startswith(GLUE):
-        return ["attention", "memory", "avg.", *(column.title for column in table.columns), "seeds"]
+        average = ["avg."] if len(table.columns) > 1 else []
+        return ["attention", "memory", *average, *(column.title for column in table.columns), "seeds"]
     return ["attention", "memory", f"{table.columns[0].title}, ours", "to dense", "seeds", "paper", "to dense"]
 
 
@@ -73,9 +75,10 @@ def lines(table: Table) -> list[list[str]]:
         seeds = "–".join(str(one) for one in sorted({min(n_seeds), max(n_seeds)})) if n_seeds else "0"
         if table.name.startswith(GLUE):
             cells = [row.cells.get(column) for column in table.columns]
-            found.append([label, memory, ours(table.average(row)), *map(ours, cells), seeds])
+            shown = [table.average(row), *cells] if len(cells) > 1 else cells
+            found.append([label, memory, *map(ours, shown), seeds])
             if any(cell is not None and cell.paper is not None for cell in cells):
-                found.append([_paper_label(row), "", paper(table.average(row)), *map(paper, cells), ""])
+                found.append([PAPER, "", *map(paper, shown), ""])
         else:
             column = table.columns[0]
             gap = table.gap(row, column)
@@ -106,12 +109,15 @@ def paper(cell: Cell | None, signed: bool = False) -> str:
 def rich_table(table: Table) -> RichTable:
     """A table for the terminal."""
     found = _empty(f"{table.title}, {_short(table.model)}")
-    names = headings(table)
-    for name in names:
-        found.add_column(name, justify="left" if name == "attention" else "right", no_wrap=name != "attention")
+    wide = table.name.startswith(GLUE)
+    for name in headings(table):
+        is_label = name == "attention"
+        # A cell of a wide table may have its deviation on a second line.
+        found.add_column(name, justify="left" if is_label else "right", no_wrap=is_label or not wide, min_width=5)
     for cells in lines(table):
-        quoted = cells[0].startswith("  paper")
-        found.add_row(*cells, style="dim" if quoted else "bold" if cells[0].startswith("Tangent") else "")
+        cells = [cell.replace("± ", "±") if wide else cell for cell in cells]
+        style = "dim" if cells[0] == PAPER else "bold" if cells[0].startswith("Tangent") else ""
+        found.add_row(*cells, style=style)
     found.caption = caption(table)
     return found
 
@@ -122,7 +128,7 @@ def markdown(table: Table) -> str:
     text = [f"### {table.title}, {_short(table.model)}", "", f"| {' | '.join(names)} |"]
     text.append("|" + "|".join("---" if name == "attention" else "---:" for name in names) + "|")
     for cells in lines(table):
-        quoted = cells[0].startswith("  paper")
+        quoted = cells[0] == PAPER
         text.append(
             "| " + " | ".join(f"*{cell.strip()}*" if quoted and cell.strip() else cell for cell in cells) + " |"
         )
@@ -142,11 +148,6 @@ def caption(table: Table) -> str:
     if models:
         said += f"; paper: quoted, {' and '.join(sorted(models))} trained on all of the data"
     return said
-
-
-def _paper_label(row: Row) -> str:
-    models = {cell.paper_model for cell in row.cells.values() if cell.paper is not None}
-    return f"  paper, {' and '.join(sorted(models))}"
 
 
 def _number(value: float, digits: int, signed: bool) -> str:

@@ -7,14 +7,13 @@ import hashlib
 import math
 import os
 import time
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 
-from smyrf.analysis.encoders import minilm_path
+from smyrf.analysis.encoders import load_pretrained, minilm_path
 from smyrf.methods import Dense, Method
 from smyrf.models.replace import replace_attention, restore_attention
 from smyrf.nlp.data import load_splits
@@ -101,7 +100,7 @@ def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = No
     if recipe.batch_size % n_devices():
         raise ValueError(f"batch_size={recipe.batch_size} must be a multiple of the {n_devices()} processes or devices")
     config = _loaded(AutoConfig, recipe.model, num_labels=max(1, len(task.labels)))
-    tokenizer = _loaded(AutoTokenizer, recipe.model)
+    tokenizer = _loaded(AutoTokenizer, recipe.model, "its tokenizer ")
     _check_length(recipe, config, tokenizer)
     if task.labels:
         config.id2label = dict(enumerate(task.labels))
@@ -192,10 +191,7 @@ def train(
     if is_first_process():
         remove_half_written(run_folder)
     began = time.perf_counter()
-    with warnings.catch_warnings():
-        # A sampler's state is not in the checkpoint because there is nothing in it: the order follows from the seed.
-        warnings.simplefilter("ignore", UserWarning)
-        trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+    trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
     seconds = time.perf_counter() - began
     losses = [(one["step"], one["loss"]) for one in trainer.state.log_history if "loss" in one]
 
@@ -297,17 +293,16 @@ def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
     )
 
 
-def _loaded(kind: Any, name: str, **options: Any) -> Any:
+def _loaded(kind: Any, name: str, what: str = "", **options: Any) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # that the new layer is not in the checkpoint is no news
     try:
-        return kind.from_pretrained(minilm_path() if name == "minilm" else name, **options)
-    except Exception as error:  # whatever is wrong with somebody's files, it is named
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"model={name!r} cannot be loaded: {first}") from error
+        return load_pretrained(kind, minilm_path() if name == "minilm" else name, what, **options)
+    except ValueError as error:
+        raise ValueError(f"model={name!r}: {error}") from error
     finally:
         logging.set_verbosity(before)
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 
 import smyrf
+from smyrf.atomic import write_json
 from smyrf.attention import attention
-from smyrf.json_files import write_json
 from smyrf.kernels import best_backend
 from smyrf.methods import Dense, Method, method_to_dict
 from smyrf.tuning.calls import Call

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from smyrf.json_files import write_json
+from smyrf.atomic import write_json
 from smyrf.methods import Method, check_method, method_from_dict, method_label, method_to_dict
 
 COLUMNS = ("layer", "method", "key visits", "error", "speed-up", "why")
