@@ -168,6 +168,7 @@ def test_metrics_are_the_official_ones():
     found = compute_metrics(["pearson", "spearman"], scores, predictions)
     assert found == pytest.approx({"pearson": numpy.corrcoef(scores, predictions[:, 0])[0, 1], "spearman": 1.0})
     assert compute_metrics(["pearson", "spearman"], scores, numpy.ones((3, 1))) == {"pearson": 0.0, "spearman": 0.0}
+    assert compute_metrics(["accuracy"], labels, numpy.full((5, 2), numpy.nan)) == {"accuracy": 0.0}
 
 
 def test_tasks_are_found_however_they_are_spelled():

@@ -172,6 +172,21 @@ def test_a_model_whose_attention_cannot_be_replaced_is_refused_before_training(d
         finetune(recipe, tmp_path / "runs", data)
 
 
+def test_a_decoder_without_padding_is_refused(data, tmp_path):
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2)
+    transformers.GPT2Model(config).save_pretrained(tmp_path / "model")
+    transformers.GPT2Tokenizer(vocab={"<|endoftext|>": 0, "a": 1}, merges=[]).save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="has no token for padding"):
+        finetune(Recipe(task="rte", model=str(tmp_path / "model")), tmp_path / "runs", data)
+
+
+def test_a_run_that_diverges_still_leaves_a_result(models, data, tmp_path):
+    recipe = Recipe(task="stsb", model=models["bert"], max_length=16, max_steps=3, learning_rate=1e30)
+    result = finetune(recipe, tmp_path, data)
+    assert result.evaluations[0].metrics == {"pearson": 0.0, "spearman": 0.0}
+    assert load_results(tmp_path) == [result]
+
+
 def test_half_written_checkpoints_are_not_resumed(tmp_path):
     assert last_checkpoint(tmp_path) is None
     for step, marks in ((2, ["whole-0-of-1"]), (4, ["whole-0-of-2"]), (6, [])):

@@ -51,6 +51,7 @@ def compute_metrics(names: Sequence[str], labels: Any, logits: Any) -> dict[str,
     """Metrics of a model's outputs.
 
     A correlation with predictions or labels that are all the same is not defined; it counts as 0, as Matthews's does.
+    So does every metric of outputs that are not finite: training has diverged.
 
     Args:
         names: of `METRICS`.
@@ -64,6 +65,8 @@ def compute_metrics(names: Sequence[str], labels: Any, logits: Any) -> dict[str,
         1.0
     """
     labels, logits = numpy.asarray(labels), numpy.asarray(logits)
+    if not numpy.isfinite(logits).all():
+        return dict.fromkeys(names, 0.0)
     predictions = logits[:, 0] if logits.shape[1] == 1 else logits.argmax(axis=1)
     found = {}
     for name in names:

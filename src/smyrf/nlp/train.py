@@ -101,7 +101,9 @@ def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = No
         raise ValueError(f"batch_size={recipe.batch_size} must be a multiple of the {n_devices()} processes or devices")
     config = _loaded(AutoConfig, recipe.model, num_labels=max(1, len(task.labels)))
     tokenizer = _loaded(AutoTokenizer, recipe.model, "its tokenizer ")
-    _check_length(recipe, config, tokenizer)
+    if tokenizer.pad_token_id is None or config.pad_token_id is None:
+        raise ValueError(f"model={recipe.model!r} has no token for padding: it is not an encoder")
+    _check_length(recipe, config)
     if task.labels:
         config.id2label = dict(enumerate(task.labels))
         config.label2id = {name: number for number, name in enumerate(task.labels)}
@@ -171,8 +173,6 @@ def train(
     arguments = _arguments(recipe, run_folder, n_steps)
     set_seed(recipe.seed)
     model = _loaded(AutoModelForSequenceClassification, recipe.model, config=copy.deepcopy(prepared.config))
-    if model.config.pad_token_id is None:
-        raise ValueError(f"model={recipe.model!r} has no token for padding")
     set_attention(model, recipe.train_method)
     console = console or Console(quiet=True)
     progress = ShowProgress(console, f"{task.title} {recipe.label} seed {recipe.seed}")
@@ -307,7 +307,7 @@ def _loaded(kind: Any, name: str, what: str = "", **options: Any) -> Any:
         logging.set_verbosity(before)
 
 
-def _check_length(recipe: Recipe, config: Any, tokenizer: Any) -> None:
+def _check_length(recipe: Recipe, config: Any) -> None:
     n_positions = getattr(config, "max_position_embeddings", None)
     if n_positions is None:
         return
