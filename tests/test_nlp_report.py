@@ -7,14 +7,17 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from smyrf import Dense, Smyrf, Tangent
-from smyrf.nlp.pages import write_report
-from smyrf.nlp.presets import PRESETS
-from smyrf.nlp.recipe import Recipe
-from smyrf.nlp.report import Column, build
-from smyrf.nlp.results import Evaluation, Result, load_result, load_results
-from smyrf.nlp.tables import figure_table, lines, markdown, preset_table, rich_table
-from smyrf.nlp.tasks import TASKS
+for module in ("transformers", "datasets", "accelerate", "sklearn", "matplotlib"):
+    pytest.importorskip(module)
+
+from smyrf import Dense, Smyrf, Tangent  # noqa: E402
+from smyrf.nlp.pages import write_report  # noqa: E402
+from smyrf.nlp.presets import PRESETS  # noqa: E402
+from smyrf.nlp.recipe import Recipe  # noqa: E402
+from smyrf.nlp.report import Column, build  # noqa: E402
+from smyrf.nlp.results import Evaluation, Result, load_result, load_results  # noqa: E402
+from smyrf.nlp.tables import figure_table, lines, markdown, preset_table, rich_table  # noqa: E402
+from smyrf.nlp.tasks import TASKS  # noqa: E402
 
 IMDB = Column("imdb", "test")
 
