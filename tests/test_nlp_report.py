@@ -14,7 +14,7 @@ from smyrf import Dense, Smyrf, Tangent  # noqa: E402
 from smyrf.nlp.pages import write_report  # noqa: E402
 from smyrf.nlp.presets import PRESETS  # noqa: E402
 from smyrf.nlp.recipe import Recipe  # noqa: E402
-from smyrf.nlp.report import Column, build  # noqa: E402
+from smyrf.nlp.report import Column, build_tables  # noqa: E402
 from smyrf.nlp.results import Evaluation, Result, load_result, load_results  # noqa: E402
 from smyrf.nlp.tables import figure_table, lines, markdown, preset_table, rich_table  # noqa: E402
 from smyrf.nlp.tasks import TASKS  # noqa: E402
@@ -35,7 +35,7 @@ def run(task, method, *values, seed=0, evaluated=None, data="d", **settings):
 
 
 def by_name(results):
-    return {table.name: table for table in build(results)}
+    return {table.name: table for table in build_tables(results)}
 
 
 def printed(table, width=100):
@@ -141,7 +141,7 @@ def test_runs_with_other_settings_are_not_mixed(change):
 
 
 def test_models_have_tables_of_their_own():
-    found = build([run("rte", Dense(), 0.6), run("rte", Dense(), 0.8, model="other")])
+    found = build_tables([run("rte", Dense(), 0.6), run("rte", Dense(), 0.8, model="other")])
     assert [table.model for table in found] == ["some/minilm", "other"]
 
 
@@ -149,7 +149,7 @@ def test_a_report_is_written_as_page_numbers_and_plots(tmp_path):
     results = [run("imdb", Dense(), 0.9 + 0.01 * seed, seed=seed) for seed in range(3)]
     results += [run("imdb", Smyrf(8, 32), 0.9 + 0.02 * seed, seed=seed) for seed in range(3)]
     results += [run(task, method, 0.7) for task in ("cola", "rte") for method in (Dense(), Smyrf(2, 32))]
-    written = write_report(build(results), tmp_path)
+    written = write_report(build_tables(results), tmp_path)
     assert sorted(path.name for path in written) == [
         "glue.png", "glue.svg", "imdb.png", "imdb.svg", "report.json", "report.md",
     ]  # fmt: skip
@@ -166,7 +166,7 @@ def test_tables_fit_a_terminal():
     results = [
         run(task, method, *[0.7] * len(TASKS[task].splits)) for task in TASKS for method in (Dense(), Smyrf(2, 32))
     ]
-    for table in build(results):
+    for table in build_tables(results):
         if table.name != "glue":  # ten columns
             assert "…" not in printed(rich_table(table), 80)
     presets = list(PRESETS.values())

@@ -157,7 +157,7 @@ def report(
 ) -> None:
     """The paper's tables rebuilt from a folder of results, ours beside the paper's."""
     from smyrf.nlp.pages import write_report
-    from smyrf.nlp.report import build
+    from smyrf.nlp.report import build_tables
     from smyrf.nlp.results import load_results
     from smyrf.nlp.tables import rich_table
 
@@ -170,7 +170,7 @@ def report(
         refuse(str(error))
     need_writable("output", output / "report.md")
     console = Console()
-    tables = build(results)
+    tables = build_tables(results)
     for table in tables:
         console.print(rich_table(table))
     for path in write_report(tables, output, plots=plots):

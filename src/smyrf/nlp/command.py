@@ -12,7 +12,7 @@ from rich.markup import escape
 from smyrf.bench.results import command_line
 from smyrf.bench.table import duration
 from smyrf.nlp.recipe import Recipe
-from smyrf.nlp.report import build
+from smyrf.nlp.report import build_tables
 from smyrf.nlp.results import Result, load_result
 from smyrf.nlp.tables import rich_table
 from smyrf.nlp.tasks import TASKS
@@ -59,7 +59,7 @@ def finetune_all(
             took = "" if result.seconds is None else f" in {duration(result.seconds)}"
             console.print(escape(f"  trained{took}; written: {file}"), highlight=False, soft_wrap=True)
         results.append(result)
-    for table in build(results):
+    for table in build_tables(results):
         console.print(rich_table(table))
     return results
 

@@ -73,9 +73,8 @@ def _from_hub(task: Task) -> dict[str, dict[str, list[Any]]]:
         loaded: Mapping[str, Any] = datasets.load_dataset(name, configuration, revision=revision)
     except Exception as error:  # whatever the network, the hub or the cache has to say
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(
-            f"{task.title} cannot be loaded from the hub ({name}): {first}; --data names a folder"
-        ) from error
+        what = f"{task.title} cannot be loaded from the hub ({name}): {first}"
+        raise DataError(f"{what}; a folder with its files can be given instead") from error
     found = {}
     for split in ("train", *task.splits):
         if split not in loaded:

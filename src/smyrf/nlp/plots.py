@@ -25,15 +25,13 @@ def plot(table: Table, path: Path) -> list[Path]:
 
     Rows that differ in their memory stand along it, others one below another.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # not pyplot: a notebook's own plots are left alone
 
     quoted = any(_cell(table, row).paper is not None for row in table.rows)
     by_memory = not table.name.endswith(("backandforth", "ablation"))
     size = (9.2 if quoted else 5.2, 3.9 if by_memory else 1.5 + 0.42 * len(table.rows))
-    figure, axes = plt.subplots(1, 1 + quoted, figsize=size, layout="constrained", squeeze=False)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(1, 1 + quoted, squeeze=False)
     metric = "mean of the metrics" if len(table.columns) > 1 else TASKS[table.columns[0].task].metric
     for number, one in enumerate(axes[0]):
         panel = _panel if by_memory else _list
@@ -79,14 +77,15 @@ def _panel(axes: Any, table: Table, *, paper: bool) -> None:
         if paper:
             axes.plot(shares, [cell.paper for _, cell in points], label=family, markerfacecolor="white", **look)
         else:
-            spread = [cell.std or 0.0 for _, cell in points]
+            spread = [cell.std or 0.0 for _, cell in points] if any(cell.std for _, cell in points) else None
             axes.errorbar(shares, [cell.mean for _, cell in points], spread, label=family, capsize=2.5, **look)
     axes.set_xscale("log", base=2)
     ticks = sorted({round(100 * table.memory(row), 4) for row in table.rows})
     axes.set_xticks(ticks, [f"{tick:.4g}" for tick in ticks])
+    axes.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
     axes.minorticks_off()
     axes.set_xlabel("key visits of a query in training, % of dense")
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    axes.legend(fontsize=8, frameon=False, loc="best")
 
 
 def _cell(table: Table, row: Row) -> Cell:

@@ -51,14 +51,15 @@ class Preset:
 
         Args:
             tasks: those of the preset by default.
-            changes: settings that replace the paper's.
+            changes: settings that replace the paper's; `learning_rates` for a grid.
 
         Example:
             >>> [recipe.learning_rate for recipe in PRESETS["glue/smyrf-2x32"].recipes(("rte",))]
             [5e-05, 3e-05, 2e-05]
         """
         changes = dict(changes)
-        rates = changes.pop("learning_rates", None) or self.rates
+        one = changes.pop("learning_rate", None)
+        rates = (one,) if one is not None else changes.pop("learning_rates", None) or self.rates
         if changes.get("train_method", self.recipe.train_method) != self.recipe.train_method:
             changes.setdefault("eval_methods", ())
         return [

@@ -173,7 +173,7 @@ def subtract(cell: Cell, other: Cell) -> Cell:
     return Cell(both, cell.paper - other.paper if known else None, cell.paper_model)  # type: ignore[operator]
 
 
-def build(results: Sequence[Result]) -> list[Table]:
+def build_tables(results: Sequence[Result]) -> list[Table]:
     """All tables that the results have something for, model by model."""
     tables = []
     for model in dict.fromkeys(result.recipe.model for result in results):
@@ -256,6 +256,8 @@ def _table(name: str, title: str, model: str, found: list[_Run]) -> Table:
         for setting, part in _by_setting([run for run in found if run.way == way]).items():
             cells = {column: _cell(column, part, figures[column], MODEL_TITLES[paper_model]) for column in columns}
             rows.append(Row(*way, setting, {column: cell for column, cell in cells.items() if cell is not None}))
+    if name.startswith(GLUE) and len(columns) == 1:
+        title = title.replace("GLUE", columns[0].title, 1)
     longest = max(row.max_length for row in rows)
     rows.sort(key=lambda row: _order(row, longest))
     return Table(name, title, model, tuple(columns), tuple(rows))

@@ -25,6 +25,8 @@ from smyrf.nlp.tokens import hash_rows, tokenise
 
 # Checkpoints that are written in a run, and kept at a time: the one before stays until the next is whole.
 N_CHECKPOINTS, N_KEPT = 10, 2
+# Between two of them: a checkpoint is three times as large as the model.
+LEAST_STEPS = 10
 # Rows of the training loss in a result.
 N_LOSSES = 20
 
@@ -82,6 +84,11 @@ def is_first_process() -> bool:
 def result_file(folder: Path, prepared: Prepared) -> Path:
     """Where the result of a run is, or will be."""
     return folder / f"{prepared.name}{SUFFIX}"
+
+
+def model_folder(folder: Path, result: Result) -> Path:
+    """Where the trained model of a run is, for ``from_pretrained``."""
+    return folder / result.recipe.name(result.data) / "model"
 
 
 def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = None) -> Prepared:
@@ -223,8 +230,8 @@ def train(
     )
     if is_first_process():
         if keep_model:
-            model.save_pretrained(run_folder / "model")
-            prepared.tokenizer.save_pretrained(run_folder / "model")
+            model.save_pretrained(model_folder(folder, result))
+            prepared.tokenizer.save_pretrained(model_folder(folder, result))
         result.save(result_file(folder, prepared), command)
         remove_all(run_folder)
     trainer.accelerator.wait_for_everyone()
@@ -283,7 +290,7 @@ def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
         average_tokens_across_devices=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         save_strategy="steps",
-        save_steps=max(1, math.ceil(n_steps / N_CHECKPOINTS)),
+        save_steps=max(LEAST_STEPS, math.ceil(n_steps / N_CHECKPOINTS)),
         save_total_limit=N_KEPT,
         logging_strategy="steps",
         logging_steps=max(1, math.ceil(n_steps / N_LOSSES)),
@@ -296,8 +303,8 @@ def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
 def _loaded(kind: Any, name: str, what: str = "", **options: Any) -> Any:
     from transformers.utils import logging
 
+    bars, before = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
-    before = logging.get_verbosity()
     logging.set_verbosity_error()  # that the new layer is not in the checkpoint is no news
     try:
         return load_pretrained(kind, minilm_path() if name == "minilm" else name, what, **options)
@@ -305,6 +312,8 @@ def _loaded(kind: Any, name: str, what: str = "", **options: Any) -> Any:
         raise ValueError(f"model={name!r}: {error}") from error
     finally:
         logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _check_length(recipe: Recipe, config: Any) -> None:
