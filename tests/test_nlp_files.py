@@ -193,11 +193,17 @@ def test_token_ids_are_kept_and_made_anew_when_anything_changes(tmp_path):
     again = tokenise(rows, tokenizer, task, 16, kept)
     assert set(kept.iterdir()) == files and again["input_ids"][:] == first["input_ids"][:]
     assert again.cache_files[0]["filename"] == str(next(iter(files)))
+    (file,) = files
+    whole, ids = file.read_bytes(), first["input_ids"][:]
+    file.write_bytes(whole[: len(whole) // 2])  # a full disk
+    assert tokenise(rows, tokenizer, task, 16, kept)["input_ids"][:] == ids
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    assert "token_type_ids" not in tokenise(rows, tokenizer, task, 16, kept).column_names
     tokenise(rows, tokenizer, task, 12, kept)
     tokenise(rows.select(range(5)), tokenizer, task, 16, kept)
     tokenizer.add_tokens(["film story"])
     tokenise(rows, tokenizer, task, 16, kept)
-    assert len(set(kept.iterdir())) == 4
+    assert len(set(kept.iterdir())) == 5
 
 
 def test_metrics_are_the_official_ones():
@@ -209,7 +215,10 @@ def test_metrics_are_the_official_ones():
     found = compute_metrics(["pearson", "spearman"], scores, predictions)
     assert found == pytest.approx({"pearson": numpy.corrcoef(scores, predictions[:, 0])[0, 1], "spearman": 1.0})
     assert compute_metrics(["pearson", "spearman"], scores, numpy.ones((3, 1))) == {"pearson": 0.0, "spearman": 0.0}
-    assert compute_metrics(["accuracy"], labels, numpy.full((5, 2), numpy.nan)) == {"accuracy": 0.0}
+    # A row that is not finite is wrong, the others count as they are.
+    logits = numpy.where(numpy.arange(5)[:, None] == 0, numpy.nan, numpy.eye(2)[labels])
+    assert compute_metrics(["accuracy", "f1"], labels, logits) == pytest.approx({"accuracy": 0.8, "f1": 6 / 7})
+    assert compute_metrics(["pearson"], scores, numpy.array([[1.0], [numpy.inf], [4.0]])) == {"pearson": 0.0}
 
 
 def test_tasks_are_found_however_they_are_spelled():
