@@ -215,6 +215,8 @@ def test_tables_fit_a_terminal():
     results = [
         run(task, method, *[0.7] * len(TASKS[task].splits)) for task in TASKS for method in (Dense(), Smyrf(2, 32))
     ]
+    long = Smyrf(8, 32, transform="none", hashing="cross_polytope")
+    results += [run("imdb", long, 0.8, evaluated=Dense()), run("imdb", Tangent(0.125), 0.8, evaluated=Smyrf(8, 32))]
     for table in build_tables(results):
         if table.name != "glue":  # ten columns
             assert "…" not in printed(rich_table(table), 80)

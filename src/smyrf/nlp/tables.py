@@ -74,7 +74,7 @@ def headings(table: Table) -> list[str]:
     if table.name.startswith(GLUE):
         average = ["avg."] if len(table.common_columns) > 1 else []
         return ["attention", "memory", *average, *(column.title for column in table.columns), "seeds"]
-    return ["attention", "memory", f"{table.columns[0].title}, ours", "to dense", "seeds", "paper", "to dense"]
+    return ["attention", "memory", "ours", "to dense", "seeds", "paper", "to dense"]
 
 
 def lines(table: Table) -> list[list[str]]:
@@ -124,8 +124,8 @@ def rich_table(table: Table) -> RichTable:
     wide = table.name.startswith(GLUE)
     for name in headings(table):
         is_label = name == "attention"
-        # A cell of a wide table may have its deviation on a second line.
-        found.add_column(name, justify="left" if is_label else "right", no_wrap=is_label or not wide, min_width=5)
+        # A cell of a wide table may have its deviation on a second line, a label of a narrow one its second half.
+        found.add_column(name, justify="left" if is_label else "right", no_wrap=is_label == wide, min_width=5)
     for cells in lines(table):
         cells = [cell.replace("± ", "±") if wide else cell for cell in cells]
         style = "dim" if cells[0] == PAPER else "bold" if cells[0].startswith("Tangent") else ""
