@@ -1,0 +1,1 @@
+"""The paper's image experiments: BigGAN whose attention is any of ours."""
