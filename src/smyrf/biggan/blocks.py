@@ -25,6 +25,9 @@ class BatchNorm(nn.Module):
         n_condition: width of the condition; 0 for none.
     """
 
+    stored_mean: Tensor
+    stored_var: Tensor
+
     def __init__(self, n_channels: int, n_condition: int = 0) -> None:
         super().__init__()
         self.register_buffer("stored_mean", torch.zeros(n_channels))
@@ -40,9 +43,9 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         statistics = self.stored_mean, self.stored_var
-        if isinstance(self.gain, nn.Parameter):
+        if isinstance(self.gain, nn.Parameter) and isinstance(self.bias, nn.Parameter):
             return F.batch_norm(x, *statistics, self.gain, self.bias, self.training, MOMENTUM, EPSILON)
-        assert condition is not None and isinstance(self.bias, spectral.Linear)
+        assert isinstance(self.gain, spectral.Linear) and isinstance(self.bias, spectral.Linear)
         gain, bias = 1.0 + self.gain(condition), self.bias(condition)  # (B, C)
         x = F.batch_norm(x, *statistics, None, None, self.training, MOMENTUM, EPSILON)
         return x * gain[:, :, None, None] + bias[:, :, None, None]
@@ -103,9 +106,10 @@ class AttentionBlock(nn.Module):
 
     θ asks, φ and g are looked at, all three by 1×1 convolutions; scores are not scaled.
 
+    `method` and `seed` (of hashes; None for PyTorch's own chance) may be changed at any time: no weight depends on them.
+
     Args:
-        method: how to attend; `AttentionBlock.method` may be changed at any time, no weight depends on it.
-        generator: seed of hashes, or None for PyTorch's own chance.
+        method: how to attend.
     """
 
     def __init__(self, n_channels: int, method: Method) -> None:
@@ -123,7 +127,7 @@ class AttentionBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.project(x)
         out = attention(q, k, v, method=self.method, scale=1.0, generator=self.seed)  # (B, 1, N, C / 2)
-        image = out[:, 0].transpose(1, 2).unflatten(2, x.shape[2:])  # (B, C / 2, H, W)
+        image = out[:, 0].transpose(1, 2).reshape(len(x), -1, *x.shape[2:])  # (B, C / 2, H, W)
         return self.gamma * self.o(image) + x
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

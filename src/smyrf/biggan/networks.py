@@ -6,6 +6,7 @@ Shapes: B images, Z latent numbers, R × R pixels.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ class Generator(nn.Module):
             nn.init.orthogonal_(self.shared.weight)
         self.linear = spectral.Linear(config.n_chunk or config.n_latent, widths[0] * BOTTOM**2)
         blocks = []
-        for number, (n_in, n_out) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+        for number, (n_in, n_out) in enumerate(pairwise(widths)):
             block: list[nn.Module] = [GeneratorBlock(n_in, n_out, config.n_condition)]
             if BOTTOM * 2 ** (number + 1) in config.attention:
                 block.append(AttentionBlock(n_out, config.method))
@@ -57,7 +58,7 @@ class Generator(nn.Module):
             classes: numbers ``(B,)``; None for a generator of one class.
         """
         first, conditions = self._conditions(z, classes)
-        h = self.linear(first).unflatten(1, (-1, BOTTOM, BOTTOM))  # (B, C, 4, 4)
+        h = self.linear(first).reshape(len(z), -1, BOTTOM, BOTTOM)  # (B, C, 4, 4)
         for block, condition in zip(self.blocks, conditions, strict=True):
             assert isinstance(block, nn.ModuleList)
             h = block[0](h, condition)
@@ -73,7 +74,7 @@ class Generator(nn.Module):
         of_class = self._embed(classes, len(z), z.dtype)
         if not config.hierarchical:
             return z, [of_class] * config.n_blocks
-        first, *parts = z[:, : config.n_chunk * (config.n_blocks + 1)].split(config.n_chunk, 1)
+        first, *parts = torch.split(z[:, : config.n_chunk * (config.n_blocks + 1)], config.n_chunk, 1)
         return first, [part if of_class is None else torch.cat([of_class, part], 1) for part in parts]
 
     def _embed(self, classes: Tensor | None, n_images: int, dtype: torch.dtype) -> Tensor | None:
@@ -100,7 +101,7 @@ class Discriminator(nn.Module):
         widths = config.discriminator_widths
         n_halving = len(widths) - 1 - N_KEEPING[config.resolution]
         blocks = []
-        for number, (n_in, n_out) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+        for number, (n_in, n_out) in enumerate(pairwise(widths)):
             halves = number < n_halving
             size = config.resolution >> min(number + 1, n_halving)
             block: list[nn.Module] = [DiscriminatorBlock(n_in, n_out, is_first=number == 0, halves=halves)]
