@@ -106,7 +106,8 @@ class AttentionBlock(nn.Module):
 
     θ asks, φ and g are looked at, all three by 1×1 convolutions; scores are not scaled.
 
-    `method` and `seed` (of hashes; None for PyTorch's own chance) may be changed at any time: no weight depends on them.
+    `method` and `seed` (of hashes; None for PyTorch's own chance) may be changed at any time: weights do not depend on
+    them.
 
     Args:
         method: how to attend.

@@ -100,9 +100,7 @@ def generator_config(state: dict[str, Tensor], path: Path) -> Config:
         n_latent=n_chunk * (n_blocks + 1) if n_chunk else state["linear.weight"].shape[1],
         hierarchical=n_chunk > 0,
         n_shared=n_shared,
-        attention=tuple(
-            BOTTOM * 2 ** (number + 1) for number in range(n_blocks) if f"blocks.{number}.1.gamma" in state
-        ),
+        attention=tuple(BOTTOM * 2 ** (number + 1) for number in _with_attention(state)),
         n_colours=n_colours,
     )
 
@@ -125,9 +123,7 @@ def discriminator_config(state: dict[str, Tensor], path: Path) -> Config:
         resolution=resolution,
         channels=width // DISCRIMINATOR[resolution][0],
         n_classes=state["embed.weight"].shape[0] if "embed.weight" in state else 1,
-        attention=tuple(
-            resolution >> (number + 1) for number in range(n_blocks) if f"blocks.{number}.1.gamma" in state
-        ),
+        attention=tuple(resolution >> (number + 1) for number in _with_attention(state)),
         n_colours=n_colours,
     )
 
@@ -144,6 +140,10 @@ def save_network(network: nn.Module, path: Path) -> None:
 
 def _count_blocks(state: dict[str, Tensor]) -> int:
     return len({key.split(".")[1] for key in state if key.startswith("blocks.")})
+
+
+def _with_attention(state: dict[str, Tensor]) -> list[int]:
+    return [number for number in range(_count_blocks(state)) if f"blocks.{number}.1.gamma" in state]
 
 
 def _resolution(path: Path, widths: dict[int, tuple[int, ...]], n_widths: int) -> int:

