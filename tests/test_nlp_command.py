@@ -65,8 +65,9 @@ def test_a_task_several_seeds_and_a_report(place, tmp_path):
 
 def test_a_preset_with_its_task_and_with_options(place, tmp_path):
     words = ["imdb", "--preset", "backandforth/bert", "--max-steps", "1", "--train-rows", "8", "--eval-rows", "8"]
-    done = finetune(place, tmp_path, *words, "--threads", "1")
+    done = finetune(place, tmp_path, *words, "--threads", "1", "--json", str(tmp_path / "tables.json"))
     assert done.exit_code == 0, done.output
+    assert [table["name"] for table in json.loads((tmp_path / "tables.json").read_text())] == ["imdb", "backandforth"]
     assert "Smyrf 8×32 → Dense" in done.output and "93.54 BERT" in done.output
     (file,) = tmp_path.glob("*.run.json")
     data = json.loads(file.read_text())
@@ -74,9 +75,12 @@ def test_a_preset_with_its_task_and_with_options(place, tmp_path):
     assert len(list(tmp_path.glob("*/model/model.safetensors"))) == 1
 
 
-def test_the_list_shows_every_preset():
-    done = runner.invoke(app, ["finetune", "--list"])
+def test_the_list_shows_every_preset(tmp_path):
+    done = runner.invoke(app, ["finetune", "--list", "--json", str(tmp_path / "presets.json")])
     assert done.exit_code == 0
+    presets = json.loads((tmp_path / "presets.json").read_text())
+    assert [one["name"] for one in presets] == list(PRESETS) and presets[0]["paper"]["mnli"] == [84.43, 84.68]
+    assert "our method: not in the paper" in done.output
     assert all(name in done.output for name in PRESETS)
     assert "97.2" in done.output and "68.59" in done.output
 
@@ -86,17 +90,18 @@ def test_the_list_shows_every_preset():
     [
         ([], "TASK or --preset is missing"),
         (["boolq"], "task='boolq' must be one of cola"),
-        (["rte", "--preset", "glue"], "preset='glue' must be one of glue/bert-128"),
+        (["rte", "--preset", "glue"], "--preset 'glue' must be one of glue/bert-128"),
         (["imdb", "--preset", "glue/bert-128"], "--preset glue/bert-128 has no task 'imdb'; it has cola"),
         (["rte", "--train-method", "smyrf"], "--train-method 'smyrf' is not a method"),
         (["rte", "--eval-method", "tangent:2.0"], "--eval-method 'tangent:2.0' is not a method"),
-        (["rte", "--batch", "0"], "batch_size=0 must be at least 1"),
-        (["rte", "--lr", "0"], "learning_rate=0.0 must be a positive number"),
-        (["rte", "--pad", "right"], "pad='right' must be one of"),
-        (["rte", "--seed", "-1"], "seed=-1 must be"),
+        (["rte", "--batch", "0"], "--batch 0 must be at least 1"),
+        (["rte", "--epochs", "1e308"], "--epochs 1e+308 must be positive, and at most 1e+06"),
+        (["rte", "--lr", "0"], "--lr 0.0 must be positive"),
+        (["rte", "--pad", "right"], "--pad 'right' must be one of"),
+        (["rte", "--seed", "-1"], "--seed -1 must be"),
         (["rte", "--threads", "0"], "--threads 0 must be at least 1"),
-        (["rte", "--max-length", "1000"], "max_length=1000 is more than the 512 positions"),
-        (["rte", "--train-rows", "1000"], "n_train=1000 is more than the 32 rows"),
+        (["rte", "--max-length", "1000"], "--max-length 1000 is more than the 512 positions"),
+        (["rte", "--train-rows", "1000"], "--train-rows 1000 is more than the 32 rows"),
         (["cola"], "has no train split of CoLA"),
     ],
 )

@@ -79,6 +79,14 @@ def test_formats_hold_the_same_rows(tmp_path, ending):
         ("train.jsonl", '{"sentence1": 3, "sentence2": "b", "label": 0}\n', "line 1: sentence1=3 must be text"),
         ("train.jsonl", '{"sentence1": "a", "sentence2": "b"}\n', "line 1 has no column 'label'"),
         ("train.jsonl", '{"sentence1": "a", "sentence2": "b", "label": 0.5}\n', "label=0.5 must be one of"),
+        ("train.jsonl", '{"sentence1": "a", "sentence2": "b", "label": NaN}\n', "line 1: label=nan must be one of"),
+        (
+            "train.jsonl",
+            '{"sentence1": "a", "sentence2": "b", "label": Infinity}\n',
+            "line 1: label=inf must be one of",
+        ),
+        ("train.jsonl", '{"sentence1": "a", "sentence2": "\\ud800", "label": 0}\n', "line 1: sentence2 holds half of"),
+        ("train.csv", "sentence1,sentence2,label,label\na,b,0,1\n", "line 1 has the column 'label' twice"),
         ("train.parquet", "no parquet", "cannot be read"),
         ("train.jsonl.gz", "no gzip", "cannot be read"),
     ],
@@ -88,6 +96,39 @@ def test_a_damaged_file_is_named_with_the_line(tmp_path, name, text, words):
     with pytest.raises(DataError) as error:
         read_split(tmp_path / name, TASKS["rte"])
     assert words in str(error.value) and str(tmp_path / name) in str(error.value)
+
+
+def test_wrong_encodings_damaged_archives_and_two_files_are_named(tmp_path):
+    task, file = TASKS["rte"], tmp_path / "train.csv"
+    file.write_bytes("sentence1,sentence2,label\na,b,0\ncafé,b,0\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"train\.csv: line 3 is not UTF-8"):
+        read_split(file, task)
+    packed = bytearray(gzip.compress(json.dumps({"sentence1": "a" * 500, "sentence2": "b", "label": 0}).encode()))
+    packed[20:24] = b"\xff" * 4
+    (tmp_path / "train.jsonl.gz").write_bytes(packed)
+    with pytest.raises(DataError, match=r"train\.jsonl\.gz cannot be read"):
+        read_split(tmp_path / "train.jsonl.gz", task)
+    with pytest.raises(DataError, match=r"train\.csv and .*train\.jsonl\.gz could both be the train split"):
+        load_splits(task, tmp_path)
+
+
+def test_lines_that_are_broken_in_the_official_file_are_left_out_and_counted(tmp_path):
+    file = tmp_path / "train.tsv"
+    file.write_text("id\tquestion1\tquestion2\tis_duplicate\n0\ta\tb\t1\n1\ta\n2\tc\td\t0\n")
+    with pytest.warns(UserWarning, match="1 lines with too few fields"):
+        assert read_split(file, TASKS["qqp"])["label"] == [1, 0]
+
+
+@pytest.mark.parametrize(("label", "number"), [("True", 1), (" 0 ", 0), ("1.0", 1), (True, 1), (0.0, 0), ("false", 0)])
+def test_labels_are_read_however_they_are_written(tmp_path, label, number):
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "a", "label": label}))
+    assert read_split(tmp_path / "train.jsonl", TASKS["hyperpartisan"])["label"] == [number]
+
+
+def test_too_few_rows_to_hold_some_out_are_refused(tmp_path):
+    tiny.write_task(tmp_path, "hyperpartisan", n_train=3)
+    with pytest.raises(DataError, match="3 rows are too few to hold some out"):
+        load_splits(TASKS["hyperpartisan"], tmp_path)
 
 
 @pytest.mark.parametrize("label", ["nan", "inf", "much", "", True])
@@ -118,18 +159,18 @@ def test_a_sample_is_the_same_in_every_run(tmp_path):
 def test_the_hub_is_asked_for_what_the_task_names(monkeypatch):
     asked = []
 
-    def load_dataset(name, configuration, revision):
-        asked.append((name, configuration, revision))
+    def load_dataset(name, configuration, data_dir, revision):
+        asked.append((name, configuration, data_dir, revision))
         columns = {"text": ["a", "b", "c", "d", "e"], "hyperpartisan": [True, False, True, False, True]}
         return datasets.DatasetDict(train=datasets.Dataset.from_dict(columns))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     splits = load_splits(TASKS["hyperpartisan"], None)
-    assert asked == [("SemEvalWorkshop/hyperpartisan_news_detection", "byarticle", "refs/convert/parquet")]
+    assert asked == [("SemEvalWorkshop/hyperpartisan_news_detection", None, "byarticle", "refs/convert/parquet")]
     assert (len(splits["train"]), len(splits["validation"])) == (4, 1)
     assert sorted([*splits["train"]["label"], *splits["validation"]["label"]]) == [0, 0, 1, 1, 1]
 
-    def unlabelled(name, configuration, revision):
+    def unlabelled(name, configuration, data_dir, revision):
         rows = datasets.Dataset.from_dict({"sentence": ["a"], "label": [-1]})
         return datasets.DatasetDict(train=rows, validation=rows)
 
@@ -152,11 +193,17 @@ def test_token_ids_are_kept_and_made_anew_when_anything_changes(tmp_path):
     again = tokenise(rows, tokenizer, task, 16, kept)
     assert set(kept.iterdir()) == files and again["input_ids"][:] == first["input_ids"][:]
     assert again.cache_files[0]["filename"] == str(next(iter(files)))
+    (file,) = files
+    whole, ids = file.read_bytes(), first["input_ids"][:]
+    file.write_bytes(whole[: len(whole) // 2])  # a full disk
+    assert tokenise(rows, tokenizer, task, 16, kept)["input_ids"][:] == ids
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    assert "token_type_ids" not in tokenise(rows, tokenizer, task, 16, kept).column_names
     tokenise(rows, tokenizer, task, 12, kept)
     tokenise(rows.select(range(5)), tokenizer, task, 16, kept)
     tokenizer.add_tokens(["film story"])
     tokenise(rows, tokenizer, task, 16, kept)
-    assert len(set(kept.iterdir())) == 4
+    assert len(set(kept.iterdir())) == 5
 
 
 def test_metrics_are_the_official_ones():
@@ -168,7 +215,10 @@ def test_metrics_are_the_official_ones():
     found = compute_metrics(["pearson", "spearman"], scores, predictions)
     assert found == pytest.approx({"pearson": numpy.corrcoef(scores, predictions[:, 0])[0, 1], "spearman": 1.0})
     assert compute_metrics(["pearson", "spearman"], scores, numpy.ones((3, 1))) == {"pearson": 0.0, "spearman": 0.0}
-    assert compute_metrics(["accuracy"], labels, numpy.full((5, 2), numpy.nan)) == {"accuracy": 0.0}
+    # A row that is not finite is wrong, the others count as they are.
+    logits = numpy.where(numpy.arange(5)[:, None] == 0, numpy.nan, numpy.eye(2)[labels])
+    assert compute_metrics(["accuracy", "f1"], labels, logits) == pytest.approx({"accuracy": 0.8, "f1": 6 / 7})
+    assert compute_metrics(["pearson"], scores, numpy.array([[1.0], [numpy.inf], [4.0]])) == {"pearson": 0.0}
 
 
 def test_tasks_are_found_however_they_are_spelled():

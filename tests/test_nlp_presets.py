@@ -4,7 +4,7 @@ import pytest
 
 from smyrf import Dense, Smyrf, Tangent
 from smyrf.nlp.presets import BERT, BERT_LARGE, PRESETS, ROBERTA, find_preset, preset_for
-from smyrf.nlp.recipe import Recipe, describe
+from smyrf.nlp.recipe import Inputs, Recipe, describe
 
 # The paper's tables as it prints them: rows of GLUE (average, rounds, cluster size, then the tasks), of IMDB (memory,
 # accuracy, rounds, cluster size), of back-and-forth (with the marks that its text asks for), and of the ablation.
@@ -111,6 +111,7 @@ def test_rows_that_the_paper_does_not_have_carry_no_figure_and_say_so():
 def _check_imdb_settings(preset):
     recipe = preset.recipe
     assert (recipe.max_length, recipe.epochs, recipe.batch_size, preset.rates) == (512, 3, 8, (3e-5,))
+    assert recipe.warmup == 0.0  # none is mentioned
     assert recipe.pad == "max_length" and recipe.n_train is recipe.n_eval is recipe.max_steps is None
 
 
@@ -126,6 +127,10 @@ def test_options_replace_what_a_preset_says():
     assert changed.eval_methods == (Tangent(0.5),)  # not the dense attention of the preset
     (crossed,) = PRESETS["imdb/bert"].recipes(train_method=Tangent(0.5), eval_methods=(Dense(),))
     assert crossed.eval_methods == (Dense(),)
+    (back,) = PRESETS["backandforth/bert"].recipes(train_method=Tangent(0.5))
+    assert back.eval_methods == (Dense(), Tangent(0.5))
+    with pytest.raises(ValueError, match="must not be given together"):
+        PRESETS["imdb/bert"].recipes(learning_rate=1e-4, learning_rates=(1e-5,))
 
 
 def test_a_task_without_a_preset_has_the_papers_settings_and_dense_attention():
@@ -144,10 +149,10 @@ def test_a_task_without_a_preset_has_the_papers_settings_and_dense_attention():
         ({"max_length": 3}, "max_length=3 must be at least 4"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"batch_size": 1.5}, "batch_size=1.5 must be an int"),
-        ({"epochs": 0}, "epochs=0 must be a positive number"),
-        ({"epochs": float("inf")}, "epochs=inf must be a positive number"),
-        ({"learning_rate": -1e-5}, "learning_rate=-1e-05 must be a positive number"),
-        ({"learning_rate": float("nan")}, "learning_rate=nan must be a positive number"),
+        ({"epochs": 0}, "epochs=0 must be positive"),
+        ({"epochs": float("inf")}, "epochs=inf must be positive, and at most"),
+        ({"learning_rate": -1e-5}, "learning_rate=-1e-05 must be positive"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be positive"),
         ({"warmup": 1.0}, "warmup=1.0 must be in"),
         ({"weight_decay": -0.1}, "weight_decay=-0.1 must be in"),
         ({"pad": "left"}, "pad='left' must be one of max_length, longest"),
@@ -174,8 +179,9 @@ def test_a_recipe_survives_json_and_its_name_changes_with_everything():
         {"n_eval": 5},
         {"train_method": Smyrf(2, 32, transform="none")},
     ]
-    names = {Recipe(**{**_plain(recipe), **change}).name("a") for change in others}
-    assert len(names | {recipe.name("a"), recipe.name("b")}) == len(others) + 2
+    names = {Recipe(**{**_plain(recipe), **change}).name(Inputs("a", "m")) for change in others}
+    names |= {recipe.name(Inputs(*inputs)) for inputs in (("a", "m"), ("b", "m"), ("a", "n"))}
+    assert len(names) == len(others) + 3
     with pytest.raises(ValueError, match="has no 'lr'"):
         Recipe.from_dict({**recipe.to_dict(), "lr": 1})
     with pytest.raises(ValueError, match="train_method"):

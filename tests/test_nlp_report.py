@@ -13,7 +13,7 @@ for module in ("transformers", "datasets", "accelerate", "sklearn", "matplotlib"
 from smyrf import Dense, Smyrf, Tangent  # noqa: E402
 from smyrf.nlp.pages import write_report  # noqa: E402
 from smyrf.nlp.presets import PRESETS  # noqa: E402
-from smyrf.nlp.recipe import Recipe  # noqa: E402
+from smyrf.nlp.recipe import Inputs, Recipe  # noqa: E402
 from smyrf.nlp.report import Column, build_tables  # noqa: E402
 from smyrf.nlp.results import Evaluation, Result, load_result, load_results  # noqa: E402
 from smyrf.nlp.tables import figure_table, lines, markdown, preset_table, rich_table  # noqa: E402
@@ -31,7 +31,7 @@ def run(task, method, *values, seed=0, evaluated=None, data="d", **settings):
         Evaluation(evaluated, split, 100, dict.fromkeys(TASKS[task].metrics, value), 1.0)
         for split, value in zip(TASKS[task].splits, values, strict=True)
     )
-    return Result(recipe, evaluations, data, "", 10, 80, ((5, 0.7), (10, 0.6)), 3.0, 2, 1)
+    return Result(recipe, evaluations, Inputs(data, "m"), "", 10, 80, ((5, 0.7), (10, 0.6)), 3.0, 2, 1)
 
 
 def by_name(results):
@@ -77,14 +77,16 @@ def test_the_glue_table_averages_as_the_paper_does():
     assert paper[:4] == ["  paper", "", "83.12", "58.79"]
 
 
-def test_an_average_needs_all_tasks_and_truncation_counts_as_memory():
-    results = [run(task, Dense(), 0.8) for task in ("cola", "rte")]
-    results.append(run("cola", Dense(), 0.7, max_length=64))
+def test_an_average_is_of_what_all_rows_have_and_truncation_counts_as_memory():
+    results = [run(task, Dense(), value) for task, value in (("cola", 0.8), ("rte", 0.6), ("sst2", 0.9))]
+    results += [run(task, Dense(), value, max_length=64) for task, value in (("cola", 0.7), ("sst2", 0.8))]
     table = by_name(results)["glue"]
     assert [(row.max_length, table.memory(row)) for row in table.rows] == [(128, 1.0), (64, 0.5)]
-    assert table.average(table.rows[0]).mean == pytest.approx(80.0)
-    assert table.average(table.rows[1]) is None
-    assert lines(table)[2][:5] == ["Dense, 64 tokens", "50%", "–", "70.0", "–"]
+    assert [table.average(row).mean for row in table.rows] == pytest.approx([85.0, 75.0])
+    assert lines(table)[2][:5] == ["Dense, 64 tokens", "50%", "75.0", "70.0", "–"]
+    assert "avg.: of the tasks that all rows have" in markdown(table)
+    one = by_name([run("cola", Dense(), 0.8), run("rte", Smyrf(2, 32), 0.8)])["glue"]
+    assert one.average(one.rows[0]) is None and "avg." not in markdown(one)
 
 
 def test_back_and_forth_and_ablation_have_tables_of_their_own():
@@ -133,11 +135,42 @@ def test_of_several_learning_rates_the_best_mean_counts():
     assert "of several learning rates the best" in markdown(table)
 
 
+def test_a_half_finished_grid_does_not_report_the_luckiest_seed():
+    results = [run("rte", Dense(), 0.7, seed=seed, learning_rate=1e-5) for seed in range(3)]
+    table = by_name([*results, run("rte", Dense(), 0.73, learning_rate=2e-5)])["glue"]
+    (cell,) = table.rows[0].cells.values()
+    assert (cell.rate, cell.n_rates, cell.mean) == (1e-5, 2, pytest.approx(70.0))
+
+
 @pytest.mark.parametrize("change", [{"n_train": 50}, {"epochs": 1.0}, {"data": "other"}])
-def test_runs_with_other_settings_are_not_mixed(change):
+def test_runs_with_other_settings_are_told_apart(change):
     table = by_name([run("rte", Dense(), 0.6), run("rte", Dense(), 0.8, **change)])["glue"]
     (name,) = change
     assert len(table.rows) == 2 and all(f"{name}=" in row.label for row in table.rows)
+
+
+def test_a_gap_is_between_rows_of_the_same_settings():
+    small, large = {"n_train": 100, "data": "a"}, {"n_train": 20000, "data": "b"}
+    results = [run("imdb", Dense(), 0.6, **small), run("imdb", Dense(), 0.93, **large)]
+    results += [run("imdb", Smyrf(8, 32), 0.92, **large), run("imdb", Smyrf(8, 8), 0.5, n_train=7, data="c")]
+    table = by_name(results)["imdb"]
+    gaps = {row.label: table.gap(row, IMDB) for row in table.rows}
+    assert gaps["Smyrf 8×32, n_train=20000"].mean == pytest.approx(-1.0)
+    assert gaps["Smyrf 8×8, n_train=7"] is None
+    # Rows of which each has settings of its own say so as well.
+    table = by_name([run("imdb", Dense(), 0.6, **small), run("imdb", Smyrf(8, 32), 0.92, **large)])["imdb"]
+    assert [row.label for row in table.rows] == ["Dense, n_train=100", "Smyrf 8×32, n_train=20000"]
+
+
+def test_padding_tells_no_dense_rows_apart():
+    results = [run("rte", Dense(), 0.7, pad="longest"), run("rte", Smyrf(2, 32), 0.6)]
+    table = by_name(results)["glue"]
+    assert [row.label for row in table.rows] == ["Dense", "Smyrf 2×32"]
+    assert table.gap(table.rows[1], table.columns[0]).mean == pytest.approx(-10.0)
+    results.append(run("rte", Smyrf(2, 32), 0.5, pad="longest"))
+    table = by_name(results)["glue"]
+    assert [row.label for row in table.rows] == ["Dense", "Smyrf 2×32, pad=max_length", "Smyrf 2×32, pad=longest"]
+    assert table.gap(table.rows[2], table.columns[0]).mean == pytest.approx(-20.0)
 
 
 def test_models_have_tables_of_their_own():
@@ -160,6 +193,22 @@ def test_a_report_is_written_as_page_numbers_and_plots(tmp_path):
     cell = numbers[1]["rows"][1]["cells"][0]
     assert (cell["mean"], cell["paper"]) == (pytest.approx(92.0), 92.64)
     assert cell["by_seed"] == {"0": 90.0, "1": 92.0, "2": 94.0}
+
+
+def test_a_report_of_odd_folders_is_written(tmp_path):
+    results = [run("rte", Dense(), 0.7), run("rte", Smyrf(2, 32), 0.6, max_length=64), run("cola", Tangent(0.5), 0.1)]
+    place = tmp_path / "model" / "checkpoint-3"  # folders of the user's own
+    for number, result in enumerate(results):
+        result.save(place / f"{number}.run.json", "")
+    written = write_report(build_tables(load_results(place)), tmp_path / "report")
+    assert [path.name for path in written] == ["report.md", "report.json"]  # no two rows have a task in common
+    results = [run("rte", Dense(), 0.7), run("rte", Smyrf(2, 32), 0.6, max_length=64)]
+    assert len(write_report(build_tables(results), tmp_path / "report")) == 4
+
+
+def test_names_of_models_are_shown_as_they_are():
+    (table,) = build_tables([run("rte", Dense(), 0.7, model="x/bert[v2]")])
+    assert "bert[v2]" in printed(rich_table(table))
 
 
 def test_tables_fit_a_terminal():
@@ -190,6 +239,8 @@ def test_results_survive_their_file_and_damaged_ones_are_named(tmp_path):
         (json.dumps({**data, "format": 2}), "its format is 2"),
         (json.dumps({**data, "recipe": {**data["recipe"], "epochs": -1}}), "epochs=-1"),
         (json.dumps({name: value for name, value in data.items() if name != "losses"}), "'losses' is missing"),
+        (json.dumps({**data, "evaluations": [{**data["evaluations"][0], "metrics": {}}]}), "'accuracy' is missing"),
+        (json.dumps(data).replace(": 0.8", ": NaN", 1), "accuracy=nan must be finite"),
     ):
         file.write_text(damage)
         with pytest.raises(ValueError, match=words) as error:

@@ -1,5 +1,6 @@
 """Runs: every preset for a step, resumption after a kill, several processes."""
 
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import tiny
 
@@ -24,7 +26,7 @@ from smyrf.nlp.presets import PRESETS  # noqa: E402
 from smyrf.nlp.recipe import Recipe  # noqa: E402
 from smyrf.nlp.results import load_result, load_results  # noqa: E402
 from smyrf.nlp.tasks import TASKS  # noqa: E402
-from smyrf.nlp.train import finetune, prepare, result_file, set_attention  # noqa: E402
+from smyrf.nlp.train import finetune, model_folder, prepare, result_file, set_attention  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +88,7 @@ def test_training_learns_and_leaves_a_model_that_says_so(method, models, data, t
     result = finetune(recipe, tmp_path, data)
     assert result.evaluations[0].metrics["accuracy"] > 0.9
     assert result.losses[-1][1] < 0.5 * result.losses[0][1]
-    folder = tmp_path / recipe.name(result.data) / "model"
+    folder = model_folder(tmp_path, result)
     assert not list(folder.parent.glob("checkpoint-*"))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -141,8 +143,88 @@ def test_a_finished_run_is_read_and_other_data_make_another_run(models, tmp_path
     assert finetune(recipe, tmp_path, place) == first == load_result(file)
     assert file.read_bytes() == before
     tiny.write_task(tmp_path / "data", "cola", n_train=40)
-    assert finetune(recipe, tmp_path, place).data != first.data
+    assert finetune(recipe, tmp_path, place).inputs.data != first.inputs.data
     assert len(load_results(tmp_path)) == 2
+
+
+def test_another_model_of_the_same_name_makes_another_run(data, tmp_path, monkeypatch):
+    results = []
+    for place, width in (("a", 16), ("b", 32)):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        tiny.save_encoder("encoder", hidden_size=width)
+        results.append(
+            finetune(Recipe(task="rte", model="encoder", max_length=16, max_steps=1), tmp_path / "runs", data)
+        )
+    assert results[0].losses != results[1].losses
+    assert results[0].inputs.model != results[1].inputs.model and len(load_results(tmp_path / "runs")) == 2
+
+
+def test_what_a_kill_left_of_a_finished_run_is_removed(models, data, tmp_path):
+    recipe = Recipe(task="rte", model=models["bert"], max_length=16, max_steps=1)
+    first = finetune(recipe, tmp_path, data, keep_model=False)
+    left = tmp_path / recipe.name(first.inputs) / "checkpoint-1"
+    left.mkdir(parents=True)
+    assert finetune(recipe, tmp_path, data) == first and not left.parent.exists()
+
+
+def test_an_interrupted_evaluation_does_not_cost_the_training(models, data, tmp_path, monkeypatch):
+    recipe = Recipe(task="rte", model=models["bert"], train_method=Smyrf(2, 4), max_length=16, epochs=6)
+    whole = finetune(recipe, tmp_path / "whole", data)
+
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.Trainer, "predict", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            finetune(recipe, tmp_path / "cut", data)
+    steps = []
+    training_step = transformers.Trainer.training_step
+
+    def count(*arguments, **options):
+        steps.append(1)
+        return training_step(*arguments, **options)
+
+    monkeypatch.setattr(transformers.Trainer, "training_step", count)
+    again = finetune(recipe, tmp_path / "cut", data)
+    assert not steps and again.losses == whole.losses
+    assert [one.metrics for one in again.evaluations] == [one.metrics for one in whole.evaluations]
+
+
+def test_a_run_of_several_processes_does_not_go_on_in_one(models, data, tmp_path):
+    recipe = Recipe(task="rte", model=models["bert"], max_length=16, max_steps=2)
+    checkpoint = tmp_path / prepare(recipe, data).name / "checkpoint-1"
+    checkpoint.mkdir(parents=True)
+    for mark in ("whole-0-of-2", "whole-1-of-2"):
+        (checkpoint / mark).touch()
+    with pytest.raises(ValueError, match="was begun with 2 processes and cannot go on with 1"):
+        finetune(recipe, tmp_path, data)
+
+
+@pytest.mark.parametrize("name", ["glue/bert-128", "glue/smyrf-2x32", "imdb/tangent-25"])
+def test_one_step_changes_the_encoder(name, models, data, tmp_path):
+    preset = PRESETS[name]
+    (recipe,) = preset.recipes(preset.tasks[:1], model=models["bert"], max_steps=1, learning_rate=1e-3, n_train=16)
+    trained = transformers.AutoModel.from_pretrained(model_folder(tmp_path, finetune(recipe, tmp_path, data)))
+    before = transformers.AutoModel.from_pretrained(models["bert"])
+    # A key's bias adds the same to all scores of a query: it has no gradient.
+    changed = {
+        n: not torch.equal(a, b) for (n, a), b in zip(trained.named_parameters(), before.parameters(), strict=True)
+    }
+    assert all(one for n, one in changed.items() if "encoder" in n and not n.endswith("key.bias"))
+
+
+def test_progress_is_said_with_the_time_that_is_left(models, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("smyrf.nlp.progress.SECONDS_BETWEEN_LINES", 0.0)
+    recipe = Recipe(task="rte", model=models["bert"], max_length=16, epochs=3)
+    for number, terminal in enumerate((False, True)):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+        finetune(recipe, tmp_path / str(number), data, console=console)
+        text = console.file.getvalue()
+        assert "RTE Dense seed 0: train" in text and "RTE Dense seed 0: evaluate Dense" in text and "left" in text
+        assert "loss 0.6" in text and ("3 of 6, " in text or "6/6" in text)
+        assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor is shown again
 
 
 @pytest.mark.parametrize(
@@ -187,6 +269,42 @@ def test_a_run_that_diverges_still_leaves_a_result(models, data, tmp_path):
     assert load_results(tmp_path) == [result]
 
 
+def test_models_that_cannot_be_fine_tuned_are_refused(models, data, tmp_path):
+    bert = tiny.save_encoder(tmp_path / "bert")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (Path(bert) / name).unlink()
+    small = tiny.save_encoder(tmp_path / "small", vocab_size=20)
+    camembert = transformers.CamembertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    camembert.max_position_embeddings = 20
+    t5 = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    for config, place in ((camembert, "camembert"), (t5, "t5")):
+        config.save_pretrained(tmp_path / place)
+        transformers.AutoTokenizer.from_pretrained(models["roberta"]).save_pretrained(tmp_path / place)
+    for place, words in (
+        (bert, "has a tokenizer without words"),
+        (small, r"knows 20 tokens, and its tokenizer has made number 2\d"),
+        (tmp_path / "camembert", "max_length=20 is more than the 18 positions"),
+        (tmp_path / "t5", "is an encoder with a decoder"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            finetune(Recipe(task="rte", model=str(place), max_length=20), tmp_path / "runs", data)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_classifiers_of_other_tasks_and_models_with_further_outputs_are_fine(data, tmp_path, models):
+    folder = tiny.save_encoder(tmp_path / "model", output_hidden_states=True)
+    first = finetune(Recipe(task="mnli", model=folder, max_length=16, max_steps=1), tmp_path, data)
+    again = Recipe(task="rte", model=str(model_folder(tmp_path, first)), max_length=16, max_steps=1)
+    assert finetune(again, tmp_path, data).n_steps == 1
+
+
+def test_dense_is_the_models_own_attention(models, data, tmp_path):
+    recipe = Recipe(task="rte", model=models["bert"], eval_methods=(Dense(), Smyrf(2, 4)), max_length=16, max_steps=1)
+    assert "smyrf" not in str(prepare(recipe, data).config._attn_implementation)
+
+
 def test_half_written_checkpoints_are_not_resumed(tmp_path):
     assert last_checkpoint(tmp_path) is None
     for step, marks in ((2, ["whole-0-of-1"]), (4, ["whole-0-of-2"]), (6, [])):
@@ -219,7 +337,7 @@ def _only_result(folder):
 
 def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data, tmp_path):
     command = [sys.executable, "-m", "smyrf.cli"]
-    more = ["--train-method", "smyrf:2x4", "--epochs", "50"]  # 200 steps, a checkpoint every 20
+    more = ["--train-method", "smyrf:2x4", "--epochs", "37"]  # 148 steps, a loss every 8, a checkpoint every 16
     killed = tmp_path / "killed"
     process = subprocess.Popen(
         [*command, *_command(models, data, killed, *more)],
@@ -228,7 +346,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data
         stderr=subprocess.PIPE,
     )
     for _ in range(1200):
-        if list(killed.glob("*/checkpoint-40/whole-*")) or process.poll() is not None:
+        if list(killed.glob("*/checkpoint-32/whole-*")) or process.poll() is not None:
             break
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
@@ -237,8 +355,8 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data
     assert not list(killed.glob("*.run.json"))
     (run_folder,) = killed.iterdir()
     at = int(last_checkpoint(run_folder).name.removeprefix("checkpoint-"))
-    assert 40 <= at < 200
-    (run_folder / "checkpoint-199").mkdir()  # one that the kill has left half-written
+    assert 32 <= at < 148
+    (run_folder / "checkpoint-147").mkdir()  # one that the kill has left half-written
     for folder in (killed, tmp_path / "whole"):
         done = subprocess.run(
             [*command, *_command(models, data, folder, *more)], env=_environment(), capture_output=True, text=True
@@ -246,7 +364,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data
         assert done.returncode == 0, done.stderr
     resumed, whole = _only_result(killed), _only_result(tmp_path / "whole")
     assert resumed["seconds"] is None and whole["seconds"] > 0
-    assert resumed["n_steps"] == whole["n_steps"] == 200
+    assert resumed["n_steps"] == whole["n_steps"] == 148
     assert resumed["losses"] == whole["losses"]
     for one, other in zip(resumed["evaluations"], whole["evaluations"], strict=True):
         assert one["metrics"] == other["metrics"]

@@ -23,6 +23,22 @@ class _RunByDefault(typer.core.TyperGroup):
 
 
 app = typer.Typer(cls=_RunByDefault, help="Fine-tune an encoder with another attention: the paper's language tables.")
+# As the options are called whose values a recipe checks.
+OPTIONS = {
+    "max_length": "--max-length",
+    "batch_size": "--batch",
+    "learning_rate": "--lr",
+    "weight_decay": "--weight-decay",
+    "n_train": "--train-rows",
+    "n_eval": "--eval-rows",
+    "max_steps": "--max-steps",
+    "epochs": "--epochs",
+    "warmup": "--warmup",
+    "seed": "--seed",
+    "pad": "--pad",
+    "model": "--model",
+    "preset": "--preset",
+}
 METHOD = "dense, smyrf:8x32, tangent:0.25, with options as in smyrf:8x32,transform=none"
 
 
@@ -77,20 +93,29 @@ def run(
     threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
     keep_model: Annotated[bool, typer.Option(help="Keep the trained models.")] = True,
     output: Annotated[Path, typer.Option(help="Folder for results, checkpoints and models.")] = Path("runs"),
+    json: Annotated[
+        Path | None, typer.Option(help="Write the tables that are shown here, too; with --list, the presets.")
+    ] = None,
 ) -> None:
     """Fine-tune an encoder on a task with one attention, evaluate it with the same or with others.
 
     Each run leaves a JSON file in --output. The same command again skips what is finished and goes on with what was
     interrupted. `smyrf finetune report DIR` makes tables and plots of such a folder.
     """
+    from smyrf.atomic import write_json
     from smyrf.nlp.presets import PRESETS, find_preset, preset_for
     from smyrf.nlp.tasks import find_task
 
+    if json is not None:
+        need_writable("json", json)
     if list_presets:
-        from smyrf.nlp.tables import figure_table, preset_table
+        from smyrf.nlp.tables import figure_table, notes, preset_table
 
         rows = list(PRESETS.values())
         Console().print(preset_table(rows), figure_table(rows))
+        Console().print(*notes(rows), sep="\n", highlight=False)
+        if json is not None:
+            write_json(json, [row.to_dict() for row in rows])
         return
     if task is None and preset is None:
         refuse("TASK or --preset is missing; --list shows the presets")
@@ -120,7 +145,7 @@ def run(
             refuse(f"--preset {preset} has no task {task!r}; it has {', '.join(row.tasks)}")
         recipes = row.recipes(tasks, tuple(dict.fromkeys(seed or [0])), **changes)
     except (TypeError, ValueError) as error:
-        refuse(str(error))
+        refuse(_by_options(error))
     for module in ("transformers", "datasets", "accelerate", "sklearn"):
         need(module, "finetune")
     need_model(recipes[0].model)
@@ -129,22 +154,20 @@ def run(
     import torch
 
     from smyrf.nlp import command
+    from smyrf.nlp.pages import to_dict
     from smyrf.nlp.train import is_first_process
 
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console(quiet=not is_first_process())
     try:
-        command.finetune_all(
-            recipes,
-            output,
-            data,
-            preset=preset or "",
-            keep_model=keep_model,
-            console=console,
+        tables = command.finetune_all(
+            recipes, output, data, preset=preset or "", keep_model=keep_model, console=console
         )
     except ValueError as error:
-        refuse(str(error))
+        refuse(_by_options(error))
+    if json is not None and is_first_process():
+        write_json(json, [to_dict(table) for table in tables])
 
 
 @app.command()
@@ -184,3 +207,13 @@ def _method(option: str, text: str) -> Any:
         return parse_method(text)
     except ValueError as error:
         refuse(f"{option} {error}")
+
+
+def _by_options(error: Exception) -> str:
+    """What is wrong, with options as they are typed."""
+    text = str(error)
+    for name, option in OPTIONS.items():
+        if text.startswith(f"{name}="):
+            value = text.removeprefix(f"{name}=")
+            return f"{option} {value}"
+    return text

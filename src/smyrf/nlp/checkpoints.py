@@ -36,6 +36,11 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max(filter(_is_whole, _checkpoints(folder)), key=_step, default=None)
 
 
+def n_marks(checkpoint: Path) -> int:
+    """Processes that a whole checkpoint was written by."""
+    return len(list(checkpoint.glob(_WHOLE.format(rank="*", n="*"))))
+
+
 def remove_half_written(folder: Path) -> None:
     """Removes what a kill has left: transformers would count it among those that it keeps."""
     for one in _checkpoints(folder):

@@ -12,11 +12,10 @@ from rich.markup import escape
 from smyrf.bench.results import command_line
 from smyrf.bench.table import duration
 from smyrf.nlp.recipe import Recipe
-from smyrf.nlp.report import build_tables
-from smyrf.nlp.results import Result, load_result
+from smyrf.nlp.report import Table, build_tables
 from smyrf.nlp.tables import rich_table
 from smyrf.nlp.tasks import TASKS
-from smyrf.nlp.train import Prepared, count_steps, prepare, result_file, train
+from smyrf.nlp.train import Prepared, count_steps, finished, model_folder, prepare, result_file, train
 
 
 def finetune_all(
@@ -27,7 +26,7 @@ def finetune_all(
     preset: str,
     keep_model: bool,
     console: Console,
-) -> list[Result]:
+) -> list[Table]:
     """Runs recipes one after another, and shows their mean and standard deviation.
 
     All of them are prepared before the first is trained: what is wrong with the last is said at once.
@@ -46,9 +45,11 @@ def finetune_all(
         title += f", learning rate {recipe.learning_rate:g}, seed {recipe.seed}"
         prepared = ready[_without_chance(recipe)]._replace(recipe=recipe)
         file = result_file(output, prepared)
-        if file.exists():
-            result = load_result(file)
-            console.print(escape(f"{title}: finished before, {file}"), highlight=False, soft_wrap=True)
+        before = finished(prepared, output)
+        if before is not None:
+            result = before
+            lacks = ", without its model" if keep_model and not model_folder(output, result).exists() else ""
+            console.print(escape(f"{title}: finished before{lacks}, {file}"), highlight=False, soft_wrap=True)
         else:
             n_rows = len(prepared.splits["train"])
             steps = count_steps(recipe, n_rows)
@@ -59,9 +60,10 @@ def finetune_all(
             took = "" if result.seconds is None else f" in {duration(result.seconds)}"
             console.print(escape(f"  trained{took}; written: {file}"), highlight=False, soft_wrap=True)
         results.append(result)
-    for table in build_tables(results):
+    tables = build_tables(results)
+    for table in tables:
         console.print(rich_table(table))
-    return results
+    return tables
 
 
 def _without_chance(recipe: Recipe) -> Recipe:

@@ -30,10 +30,13 @@ def load_splits(
 
     columns = _from_hub(task) if folder is None else _from_folder(task, folder)
     found = {split: Dataset.from_dict(some) for split, some in columns.items()}
-    missing = [split for split in task.splits if split not in found]
-    if missing:
+    (*_, last) = task.splits
+    if last not in found:
+        if len(found["train"]) < 5:
+            where = task.hub.name if folder is None else folder
+            raise DataError(f"{where}: {len(found['train'])} rows are too few to hold some out for evaluation")
         parts = found["train"].train_test_split(HELD_OUT, seed=ROWS_SEED)
-        found["train"], found[missing[0]] = parts["train"], parts["test"]
+        found["train"], found[last] = parts["train"], parts["test"]
     return {
         split: _sample(some, n_train if split == "train" else n_eval, "n_train" if split == "train" else "n_eval")
         for split, some in found.items()
@@ -52,10 +55,8 @@ def _from_folder(task: Task, folder: Path) -> dict[str, dict[str, list[Any]]]:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
     files = {split: find_split(folder, task, split) for split in ("train", *task.splits)}
-    # A task whose only evaluation split is missing may hold some rows out, but not where GLUE has a split of its own.
-    may_lack = () if task.hub[0] == "nyu-mll/glue" or task.name == "imdb" else task.splits
     for split, file in files.items():
-        if file is None and split not in may_lack:
+        if file is None and (split == "train" or not task.holds_out):
             names = " or ".join(f"{stem}.*" for stem in task.files[split])
             where = ", ".join(str(place) for place in places(folder, task) if place.is_dir())
             raise DataError(
@@ -68,9 +69,9 @@ def _from_folder(task: Task, folder: Path) -> dict[str, dict[str, list[Any]]]:
 def _from_hub(task: Task) -> dict[str, dict[str, list[Any]]]:
     import datasets
 
-    name, configuration, revision = task.hub
+    name, configuration, folder, revision = task.hub
     try:
-        loaded: Mapping[str, Any] = datasets.load_dataset(name, configuration, revision=revision)
+        loaded: Mapping[str, Any] = datasets.load_dataset(name, configuration, data_dir=folder, revision=revision)
     except Exception as error:  # whatever the network, the hub or the cache has to say
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         what = f"{task.title} cannot be loaded from the hub ({name}): {first}"
@@ -78,7 +79,7 @@ def _from_hub(task: Task) -> dict[str, dict[str, list[Any]]]:
     found = {}
     for split in ("train", *task.splits):
         if split not in loaded:
-            if split == "train":
+            if split == "train" or not task.holds_out:
                 raise DataError(f"{name} on the hub has no split {split!r}")
             continue
         rows = loaded[split]

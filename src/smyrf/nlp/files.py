@@ -6,6 +6,8 @@ import csv
 import gzip
 import json
 import sys
+import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ class DataError(ValueError):
 def find_split(folder: Path, task: Task, split: str) -> Path | None:
     """The file of a split, in the folder itself or in that of the task under it; None if there is none.
 
+    Raises:
+        DataError: there are two.
+
     Example:
         >>> import tempfile
         >>> from smyrf.nlp.tasks import TASKS
@@ -34,10 +39,12 @@ def find_split(folder: Path, task: Task, split: str) -> Path | None:
         'glue/RTE/dev.tsv'
     """
     for place in places(folder, task):
-        for stem in task.files[split]:
-            for suffix in SUFFIXES:
-                if (file := place / (stem + suffix)).is_file():
-                    return file
+        names = [stem + suffix for stem in task.files[split] for suffix in SUFFIXES]
+        found = [place / name for name in names if (place / name).is_file()]
+        if len(found) > 1:
+            raise DataError(f"{found[0]} and {found[1]} could both be the {split} split of {task.title}: keep one")
+        if found:
+            return found[0]
     return None
 
 
@@ -70,9 +77,13 @@ def read_split(path: Path, task: Task) -> dict[str, list[Any]]:
             for name in task.texts:
                 if not isinstance(row[name], str):
                     raise DataError(f"{path}: {place}: {name}={row[name]!r} must be text")
+                if not row[name].isascii() and any("\ud800" <= letter <= "\udfff" for letter in row[name]):
+                    raise DataError(f"{path}: {place}: {name} holds half of a surrogate pair, which is no character")
                 found[name].append(row[name])
             found["label"].append(_label(row["label"], task, f"{path}: {place}"))
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: line {_undecodable(path)} is not UTF-8") from error
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not found["label"]:
         raise DataError(f"{path} holds no rows")
@@ -89,22 +100,37 @@ def _label(value: Any, task: Task, place: str) -> int | float:
         if isinstance(value, bool) or not score - score == 0:  # inf − inf and nan − nan are nan
             raise DataError(f"{place}: label={value!r} must be a score, a finite number")
         return score
-    known = [str(number) for number in range(len(task.labels))]
-    text = str(int(value)) if isinstance(value, bool | float) and value == int(value) else str(value).strip()
+    text = str(value).strip()
+    numbers = {str(number): number for number in range(len(task.labels))}
+    numbers |= {f"{number}.0": number for number in range(len(task.labels))}  # as floats are written
+    if len(task.labels) == 2:
+        numbers |= {"False": 0, "True": 1}
     if text in task.labels:
         return task.labels.index(text)
-    if text not in known:
+    if text not in numbers:
         raise DataError(
             f"{place}: label={value!r} must be one of {', '.join(task.labels)}, or a number from 0 to "
             f"{len(task.labels) - 1}"
         )
-    return int(text)
+    return numbers[text]
 
 
 def _open(path: Path) -> Any:
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return open(path, encoding="utf-8-sig", newline="")
+
+
+def _undecodable(path: Path) -> int:
+    """The first line that is not UTF-8."""
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return number
 
 
 def _separated(path: Path, task: Task) -> Iterator[tuple[str, dict[Any, Any]]]:
@@ -114,18 +140,27 @@ def _separated(path: Path, task: Task) -> Iterator[tuple[str, dict[Any, Any]]]:
         # GLUE's files have no quoting: a quotation mark is text.
         reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file)
         header: Sequence[str] | None = None
+        n_broken = 0
         for fields in reader:
             if not any(fields):
                 continue
             if header is None:
                 if not tabs or not task.header or set(task.header) & set(fields):
                     header = fields
+                    for name in header:
+                        if header.count(name) > 1:
+                            raise DataError(f"{path}: line {reader.line_num} has the column {name!r} twice")
                     continue
                 header = task.header
+            if tabs and task.has_broken_lines and len(fields) < len(header):
+                n_broken += 1
+                continue
             if len(fields) != len(header):
                 what = f"{len(fields)} fields instead of {len(header)}"
                 raise DataError(f"{path}: line {reader.line_num} has {what} ({', '.join(header)})")
             yield f"line {reader.line_num}", dict(zip(header, fields, strict=True))
+        if n_broken:
+            warnings.warn(f"{path}: {n_broken} lines with too few fields were left out", stacklevel=2)
 
 
 def _json_lines(path: Path, task: Task) -> Iterator[tuple[str, dict[Any, Any]]]:

@@ -51,7 +51,7 @@ def compute_metrics(names: Sequence[str], labels: Any, logits: Any) -> dict[str,
     """Metrics of a model's outputs.
 
     A correlation with predictions or labels that are all the same is not defined; it counts as 0, as Matthews's does.
-    So does every metric of outputs that are not finite: training has diverged.
+    A row whose outputs are not finite is wrong; scores with such a row correlate with nothing.
 
     Args:
         names: of `METRICS`.
@@ -65,9 +65,12 @@ def compute_metrics(names: Sequence[str], labels: Any, logits: Any) -> dict[str,
         1.0
     """
     labels, logits = numpy.asarray(labels), numpy.asarray(logits)
-    if not numpy.isfinite(logits).all():
-        return dict.fromkeys(names, 0.0)
-    predictions = logits[:, 0] if logits.shape[1] == 1 else logits.argmax(axis=1)
+    finite = numpy.isfinite(logits).all(axis=1)
+    if logits.shape[1] == 1:
+        predictions = logits[:, 0] if finite.all() else numpy.zeros(len(logits))
+    else:
+        wrong = (labels + 1) % logits.shape[1]
+        predictions = numpy.where(finite, numpy.where(finite[:, None], logits, 0.0).argmax(axis=1), wrong)
     found = {}
     for name in names:
         if name in ("pearson", "spearman") and (numpy.ptp(labels) == 0 or numpy.ptp(predictions) == 0):

@@ -14,24 +14,25 @@ from smyrf.nlp.tables import markdown
 
 def write_report(tables: Sequence[Table], folder: Path, *, plots: bool = True) -> list[Path]:
     """Writes ``report.md``, ``report.json`` and, for each table with more than one row, a plot; says what it wrote."""
-    from smyrf.nlp.plots import plot
+    from smyrf.nlp.plots import can_plot, plot
 
     written: list[Path] = []
     text = []
     for number, table in enumerate(tables):
         text.append(markdown(table))
-        if plots and len(table.rows) > 1:
+        if plots and can_plot(table):
             again = sum(other.name == table.name for other in tables[:number])  # of another model
             files = plot(table, folder / (table.name + (f"-{again + 1}" if again else "")))
             text.append(f"![{table.title}]({files[0].name})\n")
             written += files
     page, data = folder / "report.md", folder / "report.json"
     write_text(page, "\n".join(text))
-    write_json(data, [_plain(table) for table in tables])
+    write_json(data, [to_dict(table) for table in tables])
     return [page, data, *written]
 
 
-def _plain(table: Table) -> dict[str, Any]:
+def to_dict(table: Table) -> dict[str, Any]:
+    """A table as JSON can hold it."""
     rows = []
     for row in table.rows:
         cells = [
@@ -50,6 +51,7 @@ def _plain(table: Table) -> dict[str, Any]:
         rows.append(
             {
                 "label": row.label,
+                "settings": dict(row.settings),
                 "train_method": method_to_dict(row.train_method),
                 "eval_method": method_to_dict(row.eval_method),
                 "max_length": row.max_length,

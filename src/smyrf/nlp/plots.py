@@ -6,18 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from smyrf.figures import LOOKS, save_figure
+from smyrf.nlp.recipe import short_name
 from smyrf.nlp.report import GLUE, Cell, Row, Table
 from smyrf.nlp.tasks import TASKS
 
+_CUT = ", cut short"
 _LOOKS: dict[str, dict[str, Any]] = {
     "Dense": {"color": "#1d4ed8", "marker": "D"},
-    "Dense, cut short": {"color": "#60a5fa", "marker": "v", "linestyle": ":"},
     "Smyrf": {**LOOKS["Smyrf"], "marker": "o"},
     "Smyrf, E2LSH": {"color": "#9ca3af", "marker": "s", "linestyle": ":"},
     "Smyrf, cross-polytope": {"color": "#9ca3af", "marker": "^", "linestyle": ":"},
     "Tangent": {**LOOKS["Tangent"], "marker": "o"},
+    "PerHead": {"color": "#7c3aed", "marker": "o"},
     "back and forth": {"color": "#059669", "marker": "P", "linestyle": "none"},
 }
+
+
+def can_plot(table: Table) -> bool:
+    """Whether there is more than one point to show."""
+    return sum(_cell(table, row).mean is not None for row in table.rows) > 1
 
 
 def plot(table: Table, path: Path) -> list[Path]:
@@ -37,8 +44,7 @@ def plot(table: Table, path: Path) -> list[Path]:
         panel = _panel if by_memory else _list
         panel(one, table, paper=number == 1)
         models = {_cell(table, row).paper_model for row in table.rows} - {""}
-        ours = table.model.rstrip("/").split("/")[-1]
-        title = f"the paper's, {' and '.join(sorted(models))}" if number else f"ours, {ours}"
+        title = f"the paper's, {' and '.join(sorted(models))}" if number else f"ours, {short_name(table.model)}"
         one.set_title(title, fontsize=9, loc="left")
         one.grid(alpha=0.25)
         one.spines[["top", "right"]].set_visible(False)
@@ -55,7 +61,7 @@ def _list(axes: Any, table: Table, *, paper: bool) -> None:
     places = range(len(table.rows), 0, -1)
     for place, row in zip(places, table.rows, strict=True):
         cell = _cell(table, row)
-        look = {"markersize": 7, **_LOOKS[_family(table, row)], "linestyle": "none"}
+        look = {"markersize": 7, **_look(_family(table, row)), "linestyle": "none"}
         if paper and cell.paper is not None:
             axes.plot([cell.paper], [place], markerfacecolor="white", **look)
         elif not paper and cell.mean is not None:
@@ -73,7 +79,7 @@ def _panel(axes: Any, table: Table, *, paper: bool) -> None:
     for family, points in families.items():
         points.sort(key=lambda point: point[0])
         shares = [share for share, _ in points]
-        look = {"markersize": 6, "linewidth": 1.4, **_LOOKS[family]}
+        look = {"markersize": 6, "linewidth": 1.4, **_look(family)}
         if paper:
             axes.plot(shares, [cell.paper for _, cell in points], label=family, markerfacecolor="white", **look)
         else:
@@ -88,9 +94,15 @@ def _panel(axes: Any, table: Table, *, paper: bool) -> None:
     axes.legend(fontsize=8, frameon=False, loc="best")
 
 
+def _look(family: str) -> dict[str, Any]:
+    if family.endswith(_CUT):
+        return {**_LOOKS[family.removesuffix(_CUT)], "marker": "v", "linestyle": ":", "alpha": 0.6}
+    return _LOOKS[family]
+
+
 def _cell(table: Table, row: Row) -> Cell:
     """What a plot shows of a row: the average of a wide table."""
-    if table.name.startswith(GLUE):
+    if table.name.startswith(GLUE) and len(table.columns) > 1:
         return table.average(row) or Cell({})
     return row.cells.get(table.columns[0], Cell({}))
 
@@ -100,7 +112,7 @@ def _family(table: Table, row: Row) -> str:
     if row.train_method != row.eval_method:
         return "back and forth"
     if row.max_length < table.max_length:
-        return f"{kind}, cut short"
+        return f"{kind}{_CUT}"
     for family, mark in (("Smyrf, E2LSH", "E2LSH"), ("Smyrf, cross-polytope", "cross-polytope")):
         if mark in row.label:
             return family

@@ -44,6 +44,12 @@ class Preset:
     paper: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     note: str = ""
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        figures = {task: list(figure) for task, figure in self.paper.items()}
+        plain = {"name": self.name, "table": self.table, "tasks": list(self.tasks), "learning_rates": list(self.rates)}
+        return {**plain, "recipe": self.recipe.to_dict(), "paper": figures, "note": self.note}
+
     def recipes(
         self, tasks: tuple[str, ...] | None = None, seeds: tuple[int, ...] = (0,), **changes: Any
     ) -> list[Recipe]:
@@ -57,11 +63,15 @@ class Preset:
             >>> [recipe.learning_rate for recipe in PRESETS["glue/smyrf-2x32"].recipes(("rte",))]
             [5e-05, 3e-05, 2e-05]
         """
-        changes = dict(changes)
-        one = changes.pop("learning_rate", None)
-        rates = (one,) if one is not None else changes.pop("learning_rates", None) or self.rates
-        if changes.get("train_method", self.recipe.train_method) != self.recipe.train_method:
-            changes.setdefault("eval_methods", ())
+        changes, own = dict(changes), self.recipe.train_method
+        one, several = changes.pop("learning_rate", None), changes.pop("learning_rates", None)
+        if one is not None and several is not None:
+            raise ValueError(f"learning_rate={one} and learning_rates={several} must not be given together")
+        rates = (one,) if one is not None else several or self.rates
+        if "eval_methods" not in changes and "train_method" in changes:
+            # The new method where the old one was evaluated, and what else the row is evaluated with.
+            methods = [changes["train_method"] if method == own else method for method in self.recipe.eval_methods]
+            changes["eval_methods"] = tuple(dict.fromkeys(methods))
         return [
             replace(self.recipe, task=task, learning_rate=rate, seed=seed, **changes)
             for seed in seeds

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from smyrf.methods import Dense, Method, Smyrf, check_method, method_from_dict, method_label, method_to_dict
 from smyrf.nlp.tasks import find_task
 
 PADS = ("max_length", "longest")
+# More than anybody has use for.
+_MOST = {"epochs": 1e6, "learning_rate": 1e30}
+
+
+class Inputs(NamedTuple):
+    """What a recipe names but does not hold: another text or another model under the same name makes another run.
+
+    Args:
+        data: hash of the texts and labels of all splits.
+        model: hash of the model's files, or its commit on the hub; "" where there is none.
+    """
+
+    data: str
+    model: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +92,10 @@ class Recipe:
                 raise TypeError(f"{name}={value!r} must be an int")
             if value < least:
                 raise ValueError(f"{name}={value} must be at least {least}")
-        for name in ("epochs", "learning_rate"):
+        for name in _MOST:
             value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value!r} must be a positive number")
+            if not (isinstance(value, int | float) and 0 < value <= _MOST[name]):
+                raise ValueError(f"{name}={value!r} must be positive, and at most {_MOST[name]:g}")
         for name in ("warmup", "weight_decay"):
             value = getattr(self, name)
             if not (isinstance(value, int | float) and 0.0 <= value < 1.0):
@@ -95,20 +108,17 @@ class Recipe:
         """The method of training, for tables."""
         return describe(self.train_method)
 
-    def name(self, data: str) -> str:
+    def name(self, inputs: Inputs) -> str:
         """Of files: what a reader looks for first, then a hash of everything.
 
-        Args:
-            data: the hash of texts and labels.
-
         Example:
-            >>> Recipe(task="rte", model="some/bert", train_method=Smyrf(2, 32), seed=1).name("a1").rsplit("-", 1)[0]
+            >>> recipe = Recipe(task="rte", model="some/bert", train_method=Smyrf(2, 32), seed=1)
+            >>> recipe.name(Inputs("a", "b")).rsplit("-", 1)[0]
             'rte-bert-smyrf-2x32-128-seed1'
         """
-        model = PurePath(self.model).name or "model"
-        words = [self.task, model, self.label, str(self.max_length), f"seed{self.seed}"]
+        words = [self.task, short_name(self.model), self.label, str(self.max_length), f"seed{self.seed}"]
         plain = "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower().replace("×", "x")).strip("-") for word in words)
-        everything = json.dumps([self.to_dict(), data], sort_keys=True)
+        everything = json.dumps([self.to_dict(), *inputs], sort_keys=True)
         return f"{plain}-{hashlib.sha256(everything.encode()).hexdigest()[:8]}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,6 +147,16 @@ class Recipe:
             return Recipe(**options)
         except (KeyError, TypeError) as error:
             raise ValueError(f"a recipe: {error}") from error
+
+
+def short_name(model: str) -> str:
+    """A model's name without its folder or owner.
+
+    Example:
+        >>> short_name("google-bert/bert-base-uncased"), short_name("./my-encoder/")
+        ('bert-base-uncased', 'my-encoder')
+    """
+    return PurePath(model).name or "model"
 
 
 def describe(method: Method) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from smyrf.methods import Dense, Method, Smyrf
 from smyrf.nlp.presets import GLUE_TASKS, MODEL_TITLES, PRESETS
-from smyrf.nlp.recipe import Recipe, describe
+from smyrf.nlp.recipe import Recipe, describe, short_name
 from smyrf.nlp.results import Evaluation, Result
 from smyrf.nlp.tasks import TASKS
 
@@ -81,13 +80,13 @@ class Row:
     """A way to train and evaluate.
 
     Args:
-        setting: what tells it from another row of the same methods, or "".
+        settings: those in which rows of the table differ; comparisons are between rows in which they are the same.
     """
 
     train_method: Method
     eval_method: Method
     max_length: int
-    setting: str
+    settings: Mapping[str, Any]
     cells: Mapping[Column, Cell]
 
     @property
@@ -95,12 +94,12 @@ class Row:
         """For tables.
 
         Example:
-            >>> Row(Smyrf(8, 32), Dense(), 512, "", {}).label
-            'Smyrf 8×32 → Dense'
+            >>> Row(Smyrf(8, 32), Dense(), 512, {"epochs": 1.0}, {}).label
+            'Smyrf 8×32 → Dense, epochs=1.0'
         """
         name = describe(self.train_method)
         name += "" if self.train_method == self.eval_method else f" → {describe(self.eval_method)}"
-        return name + (f", {self.setting}" if self.setting else "")
+        return ", ".join([name, *(f"{setting}={value}" for setting, value in self.settings.items())])
 
 
 @dataclass(frozen=True)
@@ -129,21 +128,26 @@ class Table:
         """Key visits of a query in training, as a share of those of dense attention at the full length."""
         return row.train_method.key_visits(row.max_length) / self.max_length
 
-    def dense(self) -> Row | None:
-        """The row with dense attention in training and evaluation at the full length, if it is there."""
-        for row in self.rows:
-            if row.train_method == row.eval_method == Dense() and row.max_length == self.max_length:
-                return row
+    def dense(self, row: Row) -> Row | None:
+        """The row with dense attention at the full length and the same settings, if it is there."""
+        for other in self.rows:
+            is_dense = other.train_method == other.eval_method == Dense() and other.max_length == self.max_length
+            if is_dense and all(row.settings.get(name, value) == value for name, value in other.settings.items()):
+                return other
         return None
 
+    @property
+    def common_columns(self) -> tuple[Column, ...]:
+        """Those that all rows have."""
+        return tuple(column for column in self.columns if all(column in row.cells for row in self.rows))
+
     def average(self, row: Row) -> Cell | None:
-        """Mean over the columns, as the paper has it; None unless the row has all of them.
+        """Mean over the columns that all rows have, as the paper's is over all; None if there are none.
 
         Seeds that all columns have are averaged one by one.
         """
-        cells = [row.cells.get(column) for column in self.columns]
-        ours = [cell for cell in cells if cell is not None and cell.by_seed]
-        if len(ours) < len(self.columns):
+        ours = [row.cells[column] for column in self.common_columns]
+        if not ours:
             return None
         seeds = set.intersection(*(set(cell.by_seed) for cell in ours))
         paper = [cell.paper for cell in ours if cell.paper is not None]
@@ -155,7 +159,7 @@ class Table:
 
     def gap(self, row: Row, column: Column) -> Cell | None:
         """Points above dense attention, seed by seed; the paper's beside it. None without a dense row."""
-        dense = self.dense()
+        dense = self.dense(row)
         if dense is None or dense is row or column not in dense.cells or column not in row.cells:
             return None
         return subtract(row.cells[column], dense.cells[column])
@@ -211,7 +215,10 @@ class _Run(NamedTuple):
         return self.recipe.train_method, self.evaluation.method, self.recipe.max_length
 
     def setting(self, name: str) -> Any:
-        return self.result.data if name == "data" else getattr(self.recipe, name)
+        """Its value; None where it changes nothing: padding, for dense attention."""
+        if name == "pad" and self.recipe.train_method == self.evaluation.method == Dense():
+            return None
+        return self.result.inputs.data if name == "data" else getattr(self.recipe, name)
 
 
 def _parts(found: list[_Run]) -> Iterable[tuple[str, str, list[_Run]]]:
@@ -250,12 +257,16 @@ def _table(name: str, title: str, model: str, found: list[_Run]) -> Table:
     columns = [column for column in columns if column in there]
     ways = list(dict.fromkeys(run.way for run in found))
     paper_model = _paper_model(name, columns, ways, model)
+    differ = _differing(found)
     rows = []
     for way in ways:
         figures = {column: _figure(name, column, way, paper_model) for column in columns}
-        for setting, part in _by_setting([run for run in found if run.way == way]).items():
+        here = [run for run in found if run.way == way]
+        for settings in dict.fromkeys(_settings(run, differ) for run in here):
+            part = [run for run in here if _settings(run, differ) == settings]
             cells = {column: _cell(column, part, figures[column], MODEL_TITLES[paper_model]) for column in columns}
-            rows.append(Row(*way, setting, {column: cell for column, cell in cells.items() if cell is not None}))
+            own = {column: cell for column, cell in cells.items() if cell is not None}
+            rows.append(Row(*way, dict(settings), own))
     if name.startswith(GLUE) and len(columns) == 1:
         title = title.replace("GLUE", columns[0].title, 1)
     longest = max(row.max_length for row in rows)
@@ -270,24 +281,26 @@ def _order(row: Row, longest: int) -> tuple[Any, ...]:
     return row.max_length < longest, kind, -cost, describe(row.train_method), row.train_method != row.eval_method
 
 
-def _by_setting(found: list[_Run]) -> dict[str, list[_Run]]:
-    """Runs of the same methods, apart where a setting differs inside a column: named by what differs."""
-    differ = [
-        name
-        for name in _SETTINGS
-        if any(
-            len({run.setting(name) for run in found if run.column == column}) > 1
-            for column in {run.column for run in found}
-        )
-    ]
-    parts: dict[str, list[_Run]] = {}
-    for run in found:
-        parts.setdefault(", ".join(f"{name}={run.setting(name)}" for name in differ), []).append(run)
-    return parts
+def _differing(found: list[_Run]) -> list[str]:
+    """Settings in which runs of one column differ. Data differ where samples do: they count where nothing else does."""
+    differ = []
+    for name in _SETTINGS:
+        for column in {run.column for run in found}:
+            values = {run.setting(name) for run in found if run.column == column}
+            if name == "pad":
+                values.discard(None)
+            if len(values) > 1 and name not in differ:
+                differ.append(name)
+    return differ if differ == ["data"] else [name for name in differ if name != "data"]
+
+
+def _settings(run: _Run, differ: list[str]) -> tuple[tuple[str, Any], ...]:
+    named = [(name, run.setting(name)) for name in differ]
+    return tuple((name, value) for name, value in named if not (name == "pad" and value is None))
 
 
 def _cell(column: Column, found: list[_Run], paper: float | None, paper_model: str) -> Cell | None:
-    """The runs of one cell: the learning rate with the best mean, as the paper chose it."""
+    """The runs of one cell: the learning rate with the best mean, as the paper chose it, of those with most seeds."""
     by_rate: dict[float, dict[int, float]] = {}
     for run in found:
         if run.column == column:
@@ -295,13 +308,13 @@ def _cell(column: Column, found: list[_Run], paper: float | None, paper_model: s
             by_rate.setdefault(run.recipe.learning_rate, {})[run.recipe.seed] = value
     if not by_rate:
         return None
-    rate = max(by_rate, key=lambda one: mean(by_rate[one].values()))
+    rate = max(by_rate, key=lambda one: (len(by_rate[one]), mean(by_rate[one].values())))
     return Cell(by_rate[rate], paper, "" if paper is None else paper_model, rate, len(by_rate))
 
 
 def _paper_model(table: str, columns: list[Column], ways: list[_Way], model: str) -> str:
     """The model whose figures stand beside ours: that of which the paper has most cells, then that of our kind."""
-    ours = PurePath(model).name.lower()
+    ours = short_name(model).lower()
 
     def rank(of: str) -> tuple[int, bool, bool]:
         n_cells = sum(_figure(table, column, way, of) is not None for column in columns for way in ways)

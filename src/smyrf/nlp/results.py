@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from smyrf.atomic import write_json
 from smyrf.bench.results import machine
 from smyrf.methods import Method, method_from_dict, method_to_dict
-from smyrf.nlp.recipe import Recipe
+from smyrf.nlp.recipe import Inputs, Recipe
+from smyrf.nlp.tasks import TASKS
 
 FORMAT = 1
 
@@ -36,7 +39,7 @@ class Result:
     """A finished run.
 
     Args:
-        data: hash of the texts and labels of all splits.
+        inputs: hashes of data and model.
         preset: the paper's row that it was asked for by, or "".
         n_steps: optimisation steps.
         n_rows: of the training split.
@@ -47,7 +50,7 @@ class Result:
 
     recipe: Recipe
     evaluations: tuple[Evaluation, ...]
-    data: str
+    inputs: Inputs
     preset: str
     n_steps: int
     n_rows: int
@@ -68,9 +71,10 @@ class Result:
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "machine": {**machine(), **versions},
             "recipe": self.recipe.to_dict(),
+            "inputs": self.inputs._asdict(),
             "evaluations": evaluations,
         }
-        for name in ("data", "preset", "n_steps", "n_rows", "losses", "seconds", "threads", "n_processes"):
+        for name in ("preset", "n_steps", "n_rows", "losses", "seconds", "threads", "n_processes"):
             data[name] = getattr(self, name)
         write_json(path, data)
 
@@ -87,20 +91,12 @@ def load_result(path: Path) -> Result:
             raise ValueError("it is not the result of a run")
         if data.get("format") != FORMAT:
             raise ValueError(f"its format is {data.get('format')!r}, not {FORMAT}")
-        evaluations = tuple(
-            Evaluation(
-                method_from_dict(one["method"]),
-                str(one["split"]),
-                int(one["n_rows"]),
-                {str(name): float(value) for name, value in one["metrics"].items()},
-                float(one["seconds"]),
-            )
-            for one in data["evaluations"]
-        )
+        recipe = Recipe.from_dict(data["recipe"])
+        evaluations = tuple(_load_evaluation(one, recipe) for one in data["evaluations"])
         return Result(
-            recipe=Recipe.from_dict(data["recipe"]),
+            recipe=recipe,
             evaluations=evaluations,
-            data=str(data["data"]),
+            inputs=Inputs(str(data["inputs"]["data"]), str(data["inputs"]["model"])),
             preset=str(data["preset"]),
             n_steps=int(data["n_steps"]),
             n_rows=int(data["n_rows"]),
@@ -114,20 +110,24 @@ def load_result(path: Path) -> Result:
         raise ValueError(f"{path}: {what}") from error
 
 
+def _load_evaluation(data: dict[str, Any], recipe: Recipe) -> Evaluation:
+    metrics = {str(name): float(value) for name, value in data["metrics"].items()}
+    for name in TASKS[recipe.task].metrics:
+        if not math.isfinite(metrics[name]):
+            raise ValueError(f"{name}={metrics[name]} must be finite")
+    method = method_from_dict(data["method"])
+    return Evaluation(method, str(data["split"]), int(data["n_rows"]), metrics, float(data["seconds"]))
+
+
 def load_results(folder: Path) -> list[Result]:
-    """All results in a folder and below it, by name; other JSON files are left alone.
+    """All results in a folder and below it, by name; other files are left alone.
 
     Raises:
         ValueError: there are none, or one is damaged.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    found = []
-    for path in sorted(folder.rglob("*.json")):
-        if any(part.startswith("checkpoint-") or part == "model" for part in path.parts):
-            continue
-        if path.name.endswith(SUFFIX):
-            found.append(load_result(path))
+    found = [load_result(path) for path in sorted(folder.rglob(f"*{SUFFIX}"))]
     if not found:
         raise ValueError(f"{folder} holds no results of smyrf finetune (files named *{SUFFIX})")
     return found

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from smyrf.nlp.presets import MODEL_TITLES, Preset
-from smyrf.nlp.recipe import describe
+from smyrf.nlp.recipe import describe, short_name
 from smyrf.nlp.report import GLUE, Cell, Table
 from smyrf.nlp.tasks import TASKS
 
@@ -57,10 +58,21 @@ def figure_table(presets: Sequence[Preset]) -> RichTable:
     return found
 
 
+def notes(presets: Sequence[Preset]) -> list[str]:
+    """What was assumed where the paper is silent, a line for each preset that has something to say.
+
+    Example:
+        >>> from smyrf.nlp.presets import PRESETS
+        >>> notes([PRESETS["imdb/tangent-25"], PRESETS["imdb/bert"]])
+        ['imdb/tangent-25: our method: not in the paper']
+    """
+    return [f"{preset.name}: {preset.note}" for preset in presets if preset.note]
+
+
 def headings(table: Table) -> list[str]:
     """Titles of the columns: a wide table has one for each task, a narrow one says how far dense attention is."""
     if table.name.startswith(GLUE):
-        average = ["avg."] if len(table.columns) > 1 else []
+        average = ["avg."] if len(table.common_columns) > 1 else []
         return ["attention", "memory", *average, *(column.title for column in table.columns), "seeds"]
     return ["attention", "memory", f"{table.columns[0].title}, ours", "to dense", "seeds", "paper", "to dense"]
 
@@ -75,7 +87,7 @@ def lines(table: Table) -> list[list[str]]:
         seeds = "–".join(str(one) for one in sorted({min(n_seeds), max(n_seeds)})) if n_seeds else "0"
         if table.name.startswith(GLUE):
             cells = [row.cells.get(column) for column in table.columns]
-            shown = [table.average(row), *cells] if len(cells) > 1 else cells
+            shown = [table.average(row), *cells] if len(table.common_columns) > 1 else cells
             found.append([label, memory, *map(ours, shown), seeds])
             if any(cell is not None and cell.paper is not None for cell in cells):
                 found.append([PAPER, "", *map(paper, shown), ""])
@@ -108,7 +120,7 @@ def paper(cell: Cell | None, signed: bool = False) -> str:
 
 def rich_table(table: Table) -> RichTable:
     """A table for the terminal."""
-    found = _empty(f"{table.title}, {_short(table.model)}")
+    found = _empty(escape(f"{table.title}, {short_name(table.model)}"))
     wide = table.name.startswith(GLUE)
     for name in headings(table):
         is_label = name == "attention"
@@ -125,7 +137,7 @@ def rich_table(table: Table) -> RichTable:
 def markdown(table: Table) -> str:
     """A table for a page."""
     names = headings(table)
-    text = [f"### {table.title}, {_short(table.model)}", "", f"| {' | '.join(names)} |"]
+    text = [f"### {table.title}, {short_name(table.model)}", "", f"| {' | '.join(names)} |"]
     text.append("|" + "|".join("---" if name == "attention" else "---:" for name in names) + "|")
     for cells in lines(table):
         quoted = cells[0] == PAPER
@@ -142,20 +154,19 @@ def caption(table: Table) -> str:
     said += f"training, relative to dense attention at {table.max_length} tokens"
     if not table.name.startswith(GLUE):
         said += "; to dense: points above dense attention, seed by seed"
+    if table.name.startswith(GLUE) and 1 < len(table.common_columns) < len(table.columns):
+        said += "; avg.: of the tasks that all rows have"
     if any(cell.n_rates > 1 for row in table.rows for cell in row.cells.values()):
         said += "; of several learning rates the best on this split, as in the paper"
     models = {cell.paper_model for row in table.rows for cell in row.cells.values() if cell.paper is not None}
     if models:
         said += f"; paper: quoted, {' and '.join(sorted(models))} trained on all of the data"
+        said += ", its averages over the tasks shown here" if table.name.startswith(GLUE) else ""
     return said
 
 
 def _number(value: float, digits: int, signed: bool) -> str:
     return f"{value:+.{digits}f}".replace("-", "−") if signed else f"{value:.{digits}f}"
-
-
-def _short(model: str) -> str:
-    return model.rstrip("/").split("/")[-1]
 
 
 def _empty(title: str) -> RichTable:

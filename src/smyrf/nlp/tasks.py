@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Hub(NamedTuple):
+    """A dataset on the hub: its name, and a configuration, or a folder of a revision."""
+
+    name: str
+    configuration: str | None = None
+    folder: str | None = None
+    revision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -16,9 +26,10 @@ class Task:
         texts: columns that the model reads, one or two.
         labels: names of the classes, in the order of their numbers; () for a score.
         metrics: names in `smyrf.nlp.metrics.METRICS`; the first is what tables show.
-        hub: dataset and configuration on the hub, and a revision or None.
-        splits: for evaluation, by the hub's name; the paper's tables show them in this order. One that neither the hub
-            nor the folder has is held out from the training split.
+        hub: where it is on the hub.
+        splits: for evaluation, by the hub's name; the paper's tables show them in this order.
+        holds_out: where the split for evaluation is missing, a part of the training rows takes its place.
+        has_broken_lines: the official file has lines with too few fields, which everybody leaves out.
         files: names of the files, without their endings, that may hold a split.
         columns: official headers that are spelled differently from the hub's columns.
         header: columns of official TSV files that have no header line.
@@ -29,13 +40,15 @@ class Task:
     texts: tuple[str, ...]
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    hub: tuple[str, str | None, str | None]
+    hub: Hub
     splits: tuple[str, ...] = ("validation",)
     files: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {"train": ("train",), "validation": ("dev", "validation")}
     )
     columns: Mapping[str, str] = field(default_factory=dict)
     header: tuple[str, ...] = ()
+    holds_out: bool = False
+    has_broken_lines: bool = False
 
     @property
     def metric(self) -> str:
@@ -46,7 +59,7 @@ class Task:
 def _glue(
     name: str, title: str, texts: tuple[str, ...], labels: tuple[str, ...], *metrics: str, **more: object
 ) -> Task:
-    return Task(name, title, texts, labels, metrics, ("nyu-mll/glue", name, None), **more)  # type: ignore[arg-type]
+    return Task(name, title, texts, labels, metrics, Hub("nyu-mll/glue", name), **more)  # type: ignore[arg-type]
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -95,6 +108,7 @@ TASKS: dict[str, Task] = {
             "accuracy",
             "f1",
             columns={"is_duplicate": "label"},
+            has_broken_lines=True,
         ),
         _glue("rte", "RTE", _PAIR, ("entailment", "not_entailment"), "accuracy"),
         _glue("sst2", "SST-2", ("sentence",), ("negative", "positive"), "accuracy"),
@@ -106,7 +120,7 @@ TASKS: dict[str, Task] = {
             ("text",),
             ("neg", "pos"),
             ("accuracy",),
-            ("stanfordnlp/imdb", None, None),
+            Hub("stanfordnlp/imdb"),
             splits=("test",),
             files={"train": ("train",), "test": ("test", "dev", "validation")},
         ),
@@ -117,12 +131,13 @@ TASKS: dict[str, Task] = {
             ("false", "true"),
             ("accuracy", "f1"),
             # The hub's own copy as parquet: the dataset itself is a script, which `datasets` no longer runs.
-            ("SemEvalWorkshop/hyperpartisan_news_detection", "byarticle", "refs/convert/parquet"),
+            Hub("SemEvalWorkshop/hyperpartisan_news_detection", folder="byarticle", revision="refs/convert/parquet"),
             files={
                 "train": ("train", "train_byarticle"),
                 "validation": ("validation", "dev", "test", "test_byarticle"),
             },
             columns={"hyperpartisan": "label"},
+            holds_out=True,
         ),
     )
 }

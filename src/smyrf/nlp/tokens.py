@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,17 +30,17 @@ def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Pat
     Returns:
         a `datasets.Dataset` that is read from a file as it is needed.
     """
+    import pyarrow
+
     folder = tokens_folder() if folder is None else folder
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{task.name}-{max_length}-{_key(rows, tokenizer, task, max_length)}.arrow"
-    if file.exists():
-        os.utime(file)  # what is old is what nobody uses
 
     def encode(some: dict[str, Any]) -> dict[str, Any]:
         encoded = tokenizer(*(some[name] for name in task.texts), truncation=True, max_length=max_length, verbose=False)
         return {**encoded, "labels": some["label"]}
 
-    with _bar_on_terminals():
+    def mapped() -> Any:
         return rows.map(
             encode,
             batched=True,
@@ -50,6 +49,23 @@ def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Pat
             new_fingerprint=file.stem.rsplit("-", 1)[-1],
             desc=f"tokenise {task.title}",
         )
+
+    with _bar_on_terminals():
+        try:
+            found = mapped()
+            if len(found) == len(rows):
+                return found
+        except (pyarrow.ArrowException, OSError):
+            pass
+        file.unlink(missing_ok=True)  # damaged, by a full disk for example: it is made anew
+        return mapped()
+
+
+def largest_token(rows: Any) -> int:
+    """The largest token id of all rows."""
+    import pyarrow.compute
+
+    return pyarrow.compute.max(rows.data["input_ids"].combine_chunks().flatten()).as_py()
 
 
 @contextmanager
@@ -68,7 +84,8 @@ def _bar_on_terminals() -> Iterator[None]:
 
 def _key(rows: Any, tokenizer: Any, task: Task, max_length: int) -> str:
     found = hashlib.sha256()
-    settings = [type(tokenizer).__name__, tokenizer.truncation_side, task.texts, max_length]
+    settings: list[Any] = [type(tokenizer).__name__, tokenizer.model_input_names, tokenizer.truncation_side]
+    settings += [task.texts, max_length]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # a tokenizer in Python has no description of its own
         settings += [sorted(tokenizer.get_vocab().items()), repr(tokenizer)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 import os
@@ -13,15 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
-from smyrf.analysis.encoders import load_pretrained, minilm_path
 from smyrf.methods import Dense, Method
 from smyrf.models.replace import replace_attention, restore_attention
 from smyrf.nlp.data import load_splits
+from smyrf.nlp.encoder import hash_model, load_classifier, load_config, load_tokenizer, quiet
 from smyrf.nlp.metrics import compute_metrics
-from smyrf.nlp.recipe import Recipe, describe
+from smyrf.nlp.recipe import Inputs, Recipe, describe
 from smyrf.nlp.results import SUFFIX, Evaluation, Result, load_result
 from smyrf.nlp.tasks import TASKS
-from smyrf.nlp.tokens import hash_rows, tokenise
+from smyrf.nlp.tokens import hash_rows, largest_token, tokenise
 
 # Checkpoints that are written in a run, and kept at a time: the one before stays until the next is whole.
 N_CHECKPOINTS, N_KEPT = 10, 2
@@ -36,19 +35,19 @@ class Prepared(NamedTuple):
 
     Args:
         splits: token ids, by name.
-        data: hash of the texts and labels that they were made of.
+        inputs: hashes of what they and the model were made of.
     """
 
     recipe: Recipe
     tokenizer: Any
     config: Any
     splits: dict[str, Any]
-    data: str
+    inputs: Inputs
 
     @property
     def name(self) -> str:
         """Of the run's files."""
-        return self.recipe.name(self.data)
+        return self.recipe.name(self.inputs)
 
 
 def n_processes() -> int:
@@ -88,7 +87,7 @@ def result_file(folder: Path, prepared: Prepared) -> Path:
 
 def model_folder(folder: Path, result: Result) -> Path:
     """Where the trained model of a run is, for ``from_pretrained``."""
-    return folder / result.recipe.name(result.data) / "model"
+    return folder / result.recipe.name(result.inputs) / "model"
 
 
 def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = None) -> Prepared:
@@ -101,26 +100,20 @@ def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = No
     Raises:
         ValueError: says what is wrong with the recipe, the model or the data.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
     task = TASKS[recipe.task]
     if recipe.batch_size % n_devices():
         raise ValueError(f"batch_size={recipe.batch_size} must be a multiple of the {n_devices()} processes or devices")
-    config = _loaded(AutoConfig, recipe.model, num_labels=max(1, len(task.labels)))
-    tokenizer = _loaded(AutoTokenizer, recipe.model, "its tokenizer ")
-    if tokenizer.pad_token_id is None or config.pad_token_id is None:
-        raise ValueError(f"model={recipe.model!r} has no token for padding: it is not an encoder")
-    _check_length(recipe, config)
-    if task.labels:
-        config.id2label = dict(enumerate(task.labels))
-        config.label2id = {name: number for number, name in enumerate(task.labels)}
-    config.problem_type = "single_label_classification" if task.labels else "regression"
+    config = load_config(recipe)
+    tokenizer = load_tokenizer(recipe, config)
     splits = load_splits(task, data, n_train=recipe.n_train, n_eval=recipe.n_eval)
-    for method in (recipe.train_method, *recipe.eval_methods):
-        _check_method(config, method)
     tokens = {split: tokenise(rows, tokenizer, task, recipe.max_length, cache) for split, rows in splits.items()}
-    data_hash = hashlib.sha256("".join(hash_rows(rows, task) for rows in splits.values()).encode()).hexdigest()[:16]
-    return Prepared(recipe, tokenizer, config, tokens, data_hash)
+    for rows in tokens.values():
+        if (largest := largest_token(rows)) >= config.vocab_size:
+            raise ValueError(
+                f"model={recipe.model!r} knows {config.vocab_size} tokens, and its tokenizer has made number {largest}"
+            )
+    texts = hashlib.sha256("".join(hash_rows(rows, task) for rows in splits.values()).encode()).hexdigest()[:16]
+    return Prepared(recipe, tokenizer, config, tokens, Inputs(texts, hash_model(recipe.model, config)))
 
 
 def finetune(
@@ -153,9 +146,21 @@ def finetune(
         ValueError: says what is wrong with the recipe, the model or the data, before anything is trained.
     """
     prepared = prepare(recipe, data, cache=cache)
-    if (file := result_file(folder, prepared)).exists():
-        return load_result(file)
+    if (found := finished(prepared, folder)) is not None:
+        return found
     return train(prepared, folder, preset=preset, keep_model=keep_model, command=command, console=console)
+
+
+def finished(prepared: Prepared, folder: Path) -> Result | None:
+    """The result of a run that is there already, or None. What a kill has left of its checkpoints is removed."""
+    from smyrf.nlp.checkpoints import remove_all
+
+    file = result_file(folder, prepared)
+    if not file.exists():
+        return None
+    if is_first_process():
+        remove_all(folder / prepared.name)
+    return load_result(file)
 
 
 def train(
@@ -168,10 +173,10 @@ def train(
     console: Console | None = None,
 ) -> Result:
     """`finetune` of what has been prepared."""
-    from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, Trainer, set_seed
+    from transformers import DataCollatorWithPadding, Trainer, set_seed
     from transformers.trainer_callback import PrinterCallback
 
-    from smyrf.nlp.checkpoints import MarkWhole, last_checkpoint, remove_all, remove_half_written
+    from smyrf.nlp.checkpoints import MarkWhole, last_checkpoint, n_marks, remove_all, remove_half_written
     from smyrf.nlp.progress import ShowProgress
 
     recipe, task = prepared.recipe, TASKS[prepared.recipe.task]
@@ -179,7 +184,7 @@ def train(
     n_steps = count_steps(recipe, len(prepared.splits["train"]))
     arguments = _arguments(recipe, run_folder, n_steps)
     set_seed(recipe.seed)
-    model = _loaded(AutoModelForSequenceClassification, recipe.model, config=copy.deepcopy(prepared.config))
+    model = load_classifier(recipe, prepared.config)
     set_attention(model, recipe.train_method)
     console = console or Console(quiet=True)
     progress = ShowProgress(console, f"{task.title} {recipe.label} seed {recipe.seed}")
@@ -195,31 +200,37 @@ def train(
     trainer.remove_callback(PrinterCallback)
 
     resumed = last_checkpoint(run_folder)
+    if resumed is not None and n_marks(resumed) != n_processes():
+        raise ValueError(
+            f"{run_folder} was begun with {n_marks(resumed)} processes and cannot go on with {n_processes()}: start it "
+            "as before, or remove the folder"
+        )
     if is_first_process():
         remove_half_written(run_folder)
-    began = time.perf_counter()
-    trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
-    seconds = time.perf_counter() - began
-    losses = [(one["step"], one["loss"]) for one in trainer.state.log_history if "loss" in one]
-
     evaluations = []
-    for method in recipe.eval_methods:
-        set_attention(model, method)
-        for split in task.splits:
-            set_seed(recipe.seed)  # hashes of one evaluation do not depend on those before it
-            rows = prepared.splits[split]
-            total = math.ceil(len(rows) / recipe.batch_size)
-            progress.begin(f"evaluate {describe(method)}", total)
+    try:
+        with quiet():
             began = time.perf_counter()
-            found = trainer.predict(rows, metric_key_prefix="eval").metrics
-            progress.end()
-            metrics = {name: float(found[f"eval_{name}"]) for name in task.metrics}
-            evaluations.append(Evaluation(method, split, len(rows), metrics, time.perf_counter() - began))
+            trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+            seconds = time.perf_counter() - began
+            for method in recipe.eval_methods:
+                set_attention(model, method)
+                for split in task.splits:
+                    set_seed(recipe.seed)  # hashes of one evaluation do not depend on those before it
+                    rows = prepared.splits[split]
+                    progress.begin(f"evaluate {describe(method)}", math.ceil(len(rows) / recipe.batch_size))
+                    began = time.perf_counter()
+                    found = trainer.predict(rows, metric_key_prefix="eval").metrics
+                    metrics = {name: float(found[f"eval_{name}"]) for name in task.metrics}
+                    evaluations.append(Evaluation(method, split, len(rows), metrics, time.perf_counter() - began))
+    finally:
+        progress.end()  # a bar that is left behind hides the cursor
+    losses = [(one["step"], one["loss"]) for one in trainer.state.log_history if "loss" in one]
     restore_dense(model)
     result = Result(
         recipe=recipe,
         evaluations=tuple(evaluations),
-        data=prepared.data,
+        inputs=prepared.inputs,
         preset=preset,
         n_steps=trainer.state.global_step,
         n_rows=len(prepared.splits["train"]),
@@ -230,8 +241,9 @@ def train(
     )
     if is_first_process():
         if keep_model:
-            model.save_pretrained(model_folder(folder, result))
-            prepared.tokenizer.save_pretrained(model_folder(folder, result))
+            with quiet():
+                model.save_pretrained(model_folder(folder, result))
+                prepared.tokenizer.save_pretrained(model_folder(folder, result))
         result.save(result_file(folder, prepared), command)
         remove_all(run_folder)
     trainer.accelerator.wait_for_everyone()
@@ -272,6 +284,9 @@ def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
     from transformers import TrainingArguments
 
     on_cpu = not torch.accelerator.is_available()
+    log_steps = max(1, math.ceil(n_steps / N_LOSSES))
+    # Whole numbers of logged steps: the mean loss since the last is not part of a checkpoint.
+    save_steps = log_steps * math.ceil(max(LEAST_STEPS, n_steps / N_CHECKPOINTS) / log_steps)
     share = recipe.batch_size // n_devices()
     return TrainingArguments(
         output_dir=str(run_folder),
@@ -280,7 +295,7 @@ def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
         num_train_epochs=recipe.epochs,
         max_steps=n_steps,
         learning_rate=recipe.learning_rate,
-        warmup_steps=math.ceil(recipe.warmup * n_steps),
+        warmup_steps=int(recipe.warmup * n_steps),
         weight_decay=recipe.weight_decay,
         lr_scheduler_type="linear",
         seed=recipe.seed,
@@ -290,50 +305,11 @@ def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
         average_tokens_across_devices=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         save_strategy="steps",
-        save_steps=max(LEAST_STEPS, math.ceil(n_steps / N_CHECKPOINTS)),
+        save_steps=save_steps,
         save_total_limit=N_KEPT,
         logging_strategy="steps",
-        logging_steps=max(1, math.ceil(n_steps / N_LOSSES)),
+        logging_steps=log_steps,
         eval_strategy="no",
         report_to="none",
         disable_tqdm=True,
     )
-
-
-def _loaded(kind: Any, name: str, what: str = "", **options: Any) -> Any:
-    from transformers.utils import logging
-
-    bars, before = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()  # that the new layer is not in the checkpoint is no news
-    try:
-        return load_pretrained(kind, minilm_path() if name == "minilm" else name, what, **options)
-    except ValueError as error:
-        raise ValueError(f"model={name!r}: {error}") from error
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _check_length(recipe: Recipe, config: Any) -> None:
-    n_positions = getattr(config, "max_position_embeddings", None)
-    if n_positions is None:
-        return
-    if "roberta" in config.model_type:  # its positions begin behind the number of the padding token
-        n_positions -= config.pad_token_id + 1
-    if recipe.max_length > n_positions:
-        raise ValueError(
-            f"max_length={recipe.max_length} is more than the {n_positions} positions of model={recipe.model!r}"
-        )
-
-
-def _check_method(config: Any, method: Method) -> None:
-    """Raises if a model of this kind cannot have the method: tried on one without weights, before data are read."""
-    from transformers import AutoModelForSequenceClassification
-
-    if isinstance(method, Dense):
-        return
-    with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(config)
-    replace_attention(model, method)
