@@ -6,6 +6,7 @@ checked one by one, and the first that does not fit is named.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,14 +33,14 @@ def load_generator(path: Path, method: Method | None = None, config: Config | No
     Args:
         path: a ``.pth`` or ``.pt`` state dict of the public code, or ``.safetensors``.
         method: of its attention blocks; dense by default.
-        config: of the network; by default it is read off the weights, which is possible for the public checkpoints:
-            classes with a shared embedding.
+        config: of the network; by default it comes with the file if it is one of ours, and is read off the weights if
+            it is a public checkpoint: classes with a shared embedding.
 
     Raises:
         CheckpointError: names the file and the first key that does not fit.
     """
     state = read_state(path)
-    config = generator_config(state, path) if config is None else config
+    config = config or read_config(path) or generator_config(state, path)
     with torch.device("meta"):
         network = Generator(replace(config, method=Dense() if method is None else method))
     return _fill(network, state, path).eval()
@@ -48,7 +49,7 @@ def load_generator(path: Path, method: Method | None = None, config: Config | No
 def load_discriminator(path: Path, method: Method | None = None, config: Config | None = None) -> Discriminator:
     """A discriminator in evaluation mode with the weights of a file; arguments as for `load_generator`."""
     state = read_state(path)
-    config = discriminator_config(state, path) if config is None else config
+    config = config or read_config(path) or discriminator_config(state, path)
     with torch.device("meta"):
         network = Discriminator(replace(config, method=Dense() if method is None else method))
     return _fill(network, state, path).eval()
@@ -76,6 +77,20 @@ def read_state(path: Path) -> dict[str, Tensor]:
         if not isinstance(value, Tensor):
             raise CheckpointError(f"{path}: {key} is {type(value).__name__}, not a tensor")
     return state
+
+
+def read_config(path: Path) -> Config | None:
+    """The config that came with the weights, or None."""
+    if path.suffix != ".safetensors":
+        return None
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        text = (file.metadata() or {}).get("config")
+    try:
+        return None if text is None else Config.from_dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its config: {error}") from error
 
 
 def generator_config(state: dict[str, Tensor], path: Path) -> Config:
@@ -128,13 +143,14 @@ def discriminator_config(state: dict[str, Tensor], path: Path) -> Config:
     )
 
 
-def save_network(network: nn.Module, path: Path) -> None:
-    """Writes the weights of a network as safetensors, under a temporary name first."""
+def save_network(network: Generator | Discriminator, path: Path) -> None:
+    """Writes the weights and the config of a network as safetensors, under a temporary name first."""
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    save_file({key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}, temporary)
+    state = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
+    save_file(state, temporary, {"config": json.dumps(network.config.to_dict())})
     temporary.replace(path)
 
 
