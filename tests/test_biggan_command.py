@@ -1,16 +1,19 @@
 """`smyrf biggan` as it is typed."""
 
 import json
+import warnings
 
+import numpy
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from smyrf import Dense
+from smyrf import Dense, Smyrf
 from smyrf.biggan.checkpoints import save_network
 from smyrf.biggan.config import Config
 from smyrf.biggan.networks import Generator, attention_blocks
 from smyrf.biggan.sample import compare
+from smyrf.biggan.score import PAPER
 from smyrf.cli import app
 from smyrf.methods import parse_methods
 
@@ -87,3 +90,88 @@ def test_bad_input_gives_one_sentence_and_exit_code_2(weights, tmp_path, monkeyp
     assert done.exit_code == 2, done.output
     assert sentence in done.stderr.replace("\n", " ") and "Traceback" not in done.output
     assert not list(tmp_path.iterdir())
+
+
+class _Sees(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        small = torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)
+        return small, small[:, :5] * 10
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A feature network and real images."""
+    folder = tmp_path_factory.mktemp("features")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(_Sees()).save(str(folder / "sees.pt"))
+    chance = numpy.random.default_rng(0)
+    numpy.savez(folder / "real.npz", images=chance.integers(0, 256, (12, 40, 36, 3), numpy.uint8))
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_scores_beside_the_papers(weights, place, tmp_path):
+    words = ["--features", str(place / "sees.pt"), "--real", str(place / "real.npz"), "--number", "12"]
+    words += ["--methods", "dense,smyrf:64x32,tangent:0.25", "--json", str(tmp_path / "s.json")]
+    done = runner.invoke(app, ["biggan", "score", str(weights / "G_ema.pth"), *words])
+    assert done.exit_code == 0, done.output
+    assert "92.09 ± 1.83" in done.output and "12.18" in done.output
+    dense, smyrf, _tangent = json.loads((tmp_path / "s.json").read_text())["scores"]
+    assert dense["frechet_distance"] > 0 and dense["frechet_distance_to_dense"] == pytest.approx(0.0, abs=1e-6)
+    assert smyrf["frechet_distance_to_dense"] >= 0.0 and smyrf["paper"]["fid"] == 12.18
+    assert len(dense["inception_score"]) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_the_papers_table_is_a_preset(weights, place, tmp_path):
+    words = [
+        "--features",
+        str(place / "sees.pt"),
+        "--number",
+        "2",
+        "--preset",
+        "table1",
+        "--json",
+        str(tmp_path / "s.json"),
+    ]
+    done = runner.invoke(app, ["biggan", "score", str(weights / "G_ema.pth"), *words])
+    assert done.exit_code == 0, done.output
+    scores = json.loads((tmp_path / "s.json").read_text())["scores"]
+    found = [(one["paper"]["fid"], one["paper"]["inception_score"][0]) for one in scores]
+    # The paper's table: memory, rounds, C, inception score, FID; 4096 queries on 1024 keys.
+    table = """
+    100  1    4096  93.79  11.30
+    50   32   64    91.91  12.18
+    50   64   32    92.09  12.18
+    50   128  16    91.59  12.10
+    25   32   32    87.90  13.34
+    25   64   16    88.45  13.45
+    25   128  8     89.61  13.19
+    12.5 32   16    81.67  16.08
+    12.5 64   8     82.87  16.00
+    12.5 128  4     82.10  16.03
+    """
+    rows = [line.split() for line in table.strip().splitlines()]
+    assert found == [(float(row[4]), float(row[3])) for row in rows]
+    for row, method in zip(rows, PAPER, strict=True):
+        assert 100 * method.memory_share(1024, 4096) == float(row[0])
+        assert method == (Dense() if row[1] == "1" else Smyrf(int(row[1]), int(row[2])))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--features", "{p}/none.pt"], "none.pt cannot be loaded as TorchScript"),
+        (["--features", "{p}/sees.pt", "--real", "{p}/none"], "none is neither a folder nor an .npz file"),
+        (["--features", "{p}/sees.pt", "--preset", "table2"], "--preset table2 must be table1"),
+        (["--features", "{p}/sees.pt", "--number", "1"], "--number 1 must be at least 2"),
+        (["--features", "{p}/sees.pt", "--methods", "x"], "--methods: 'x' is not a method"),
+    ],
+)
+def test_bad_input_of_a_score_gives_one_sentence(weights, place, words, sentence):
+    words = [word.replace("{p}", str(place)) for word in words]
+    done = runner.invoke(app, ["biggan", "score", str(weights / "G_ema.pth"), *words])
+    assert done.exit_code == 2, done.output
+    assert sentence in done.stderr.replace("\n", " ") and "Traceback" not in done.output
