@@ -388,6 +388,25 @@ def parse_method(text: str) -> Method:
         raise ValueError(f"{text!r} is not a method: {error}; write {GRAMMAR}") from error
 
 
+def parse_methods(text: str) -> tuple[Method, ...]:
+    """Several methods behind commas, each perhaps with options behind commas of its own; each once.
+
+    Raises:
+        ValueError: says what is wrong, and what can be written.
+
+    Example:
+        >>> [method_label(method) for method in parse_methods("dense,tangent:0.125,levels=2,smyrf:64x32")]
+        ['Dense', 'Tangent 12.5%', 'Smyrf 64×32']
+    """
+    words: list[str] = []
+    for part in text.split(","):
+        if "=" in part and words:
+            words[-1] += f",{part}"
+        else:
+            words.append(part)
+    return tuple(dict.fromkeys(parse_method(word) for word in words))
+
+
 def _typed_number(text: str) -> float | int:
     """An int, or a float where there is a point.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from smyrf.cli import bench, compare, demo, finetune, tune
+from smyrf.cli import bench, biggan, compare, demo, finetune, tune
 
 app = typer.Typer(
     help="Attention in O(N log N) for models that already exist.",
@@ -16,6 +16,7 @@ app.add_typer(bench.app, name="bench")
 app.command()(tune.tune)
 app.command()(compare.compare)
 app.add_typer(finetune.app, name="finetune")
+app.add_typer(biggan.app, name="biggan")
 app.command()(demo.demo)
 
 

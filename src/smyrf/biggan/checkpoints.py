@@ -1,0 +1,191 @@
+"""Weights from files: BigGAN's public PyTorch checkpoints (``G_ema.pth``, ``G.pth``, ``D.pth``) and our own.
+
+A file is a state dict, loaded without unpickling anything but tensors; our own are safetensors. Keys and shapes are
+checked one by one, and the first that does not fit is named.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from smyrf.biggan.config import BOTTOM, DISCRIMINATOR, GENERATOR, Config
+from smyrf.biggan.networks import Discriminator, Generator
+from smyrf.methods import Dense, Method
+
+Network = TypeVar("Network", bound=nn.Module)
+# Only for a look: written by the public code where an optimizer or a log was saved along; not part of a network.
+_IGNORED = ("num_batches_tracked",)
+
+
+class CheckpointError(ValueError):
+    """What is wrong with a file of weights, with its name and the first key that does not fit."""
+
+
+def load_generator(path: Path, method: Method | None = None, config: Config | None = None) -> Generator:
+    """A generator in evaluation mode with the weights of a file.
+
+    Args:
+        path: a ``.pth`` or ``.pt`` state dict of the public code, or ``.safetensors``.
+        method: of its attention blocks; dense by default.
+        config: of the network; by default it comes with the file if it is one of ours, and is read off the weights if
+            it is a public checkpoint: classes with a shared embedding.
+
+    Raises:
+        CheckpointError: names the file and the first key that does not fit.
+    """
+    state = read_state(path)
+    config = config or read_config(path) or generator_config(state, path)
+    with torch.device("meta"):
+        network = Generator(replace(config, method=Dense() if method is None else method))
+    return _fill(network, state, path).eval()
+
+
+def load_discriminator(path: Path, method: Method | None = None, config: Config | None = None) -> Discriminator:
+    """A discriminator in evaluation mode with the weights of a file; arguments as for `load_generator`."""
+    state = read_state(path)
+    config = config or read_config(path) or discriminator_config(state, path)
+    with torch.device("meta"):
+        network = Discriminator(replace(config, method=Dense() if method is None else method))
+    return _fill(network, state, path).eval()
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, on the CPU.
+
+    Raises:
+        CheckpointError: it cannot be read, or is not a state dict.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Any = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files make every kind of error
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} cannot be read: {first}") from error
+    if not isinstance(state, dict) or not state:
+        raise CheckpointError(f"{path} is not a state dict: it holds {type(state).__name__}")
+    for key, value in state.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"{path}: {key} is {type(value).__name__}, not a tensor")
+    return state
+
+
+def read_config(path: Path) -> Config | None:
+    """The config that came with the weights, or None."""
+    if path.suffix != ".safetensors":
+        return None
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        text = (file.metadata() or {}).get("config")
+    try:
+        return None if text is None else Config.from_dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its config: {error}") from error
+
+
+def generator_config(state: dict[str, Tensor], path: Path) -> Config:
+    """The config that the weights of a generator have.
+
+    Raises:
+        CheckpointError: they are not those of a generator with classes and a shared embedding.
+    """
+    for key in ("shared.weight", "linear.weight", "output_layer.2.weight", "blocks.0.0.bn1.gain.weight"):
+        if key not in state:
+            other = "; it is a discriminator" if "embed.weight" in state else ""
+            raise CheckpointError(f"{path}: {key} is missing{other}")
+    n_blocks = _count_blocks(state)
+    resolution = _resolution(path, GENERATOR, n_blocks + 1)
+    n_colours, width = state["output_layer.2.weight"].shape[:2]
+    n_classes, n_shared = state["shared.weight"].shape
+    n_chunk = state["blocks.0.0.bn1.gain.weight"].shape[1] - n_shared
+    return Config(
+        resolution=resolution,
+        channels=width // GENERATOR[resolution][-1],
+        n_classes=n_classes,
+        n_latent=n_chunk * (n_blocks + 1) if n_chunk else state["linear.weight"].shape[1],
+        hierarchical=n_chunk > 0,
+        n_shared=n_shared,
+        attention=tuple(BOTTOM * 2 ** (number + 1) for number in _with_attention(state)),
+        n_colours=n_colours,
+    )
+
+
+def discriminator_config(state: dict[str, Tensor], path: Path) -> Config:
+    """The config that the weights of a discriminator have; what concerns the generator alone has its defaults.
+
+    Raises:
+        CheckpointError: they are not those of a discriminator.
+    """
+    for key in ("linear.weight", "blocks.0.0.conv1.weight"):
+        if key not in state:
+            raise CheckpointError(f"{path}: {key} is missing")
+    if "shared.weight" in state or "output_layer.2.weight" in state:
+        raise CheckpointError(f"{path}: output_layer.2.weight is not of a discriminator; it is a generator")
+    n_blocks = _count_blocks(state)
+    resolution = _resolution(path, DISCRIMINATOR, n_blocks)
+    width, n_colours = state["blocks.0.0.conv1.weight"].shape[:2]
+    return Config(
+        resolution=resolution,
+        channels=width // DISCRIMINATOR[resolution][0],
+        n_classes=state["embed.weight"].shape[0] if "embed.weight" in state else 1,
+        attention=tuple(resolution >> (number + 1) for number in _with_attention(state)),
+        n_colours=n_colours,
+    )
+
+
+def save_network(network: Generator | Discriminator, path: Path) -> None:
+    """Writes the weights and the config of a network as safetensors, under a temporary name first."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    state = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
+    save_file(state, temporary, {"config": json.dumps(network.config.to_dict())})
+    temporary.replace(path)
+
+
+def _count_blocks(state: dict[str, Tensor]) -> int:
+    return len({key.split(".")[1] for key in state if key.startswith("blocks.")})
+
+
+def _with_attention(state: dict[str, Tensor]) -> list[int]:
+    return [number for number in range(_count_blocks(state)) if f"blocks.{number}.1.gamma" in state]
+
+
+def _resolution(path: Path, widths: dict[int, tuple[int, ...]], n_widths: int) -> int:
+    for resolution, some in widths.items():
+        if len(some) == n_widths:
+            return resolution
+    known = ", ".join(f"{len(some)} ({resolution} pixels)" for resolution, some in widths.items())
+    raise CheckpointError(f"{path}: blocks do not fit: there are {n_widths} widths, known are {known}")
+
+
+def _fill(network: Network, state: dict[str, Tensor], path: Path) -> Network:
+    """Puts weights into a network that has none, if all of them fit."""
+    expected = network.state_dict()
+    for key, value in expected.items():
+        if key not in state:
+            raise CheckpointError(f"{path}: {key} is missing")
+        if state[key].shape != value.shape:
+            raise CheckpointError(
+                f"{path}: {key} has the shape {tuple(state[key].shape)}, it must be {tuple(value.shape)}"
+            )
+        if not state[key].is_floating_point():
+            raise CheckpointError(f"{path}: {key} is {state[key].dtype}, it must be floating-point")
+        if not torch.isfinite(state[key]).all():
+            raise CheckpointError(f"{path}: {key} holds numbers that are not finite")
+    for key in state:
+        if key not in expected and not key.endswith(_IGNORED):
+            raise CheckpointError(f"{path}: {key} is unknown to a {type(network).__name__.lower()} of this shape")
+    network.load_state_dict({key: state[key].float() for key in expected}, assign=True)
+    return network

@@ -1,0 +1,172 @@
+"""Images to train on or to compare with: a folder, an .npz file, or a dataset that `datasets` has saved.
+
+Shapes: n images, R × R pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+
+
+class PictureError(ValueError):
+    """What is wrong with images that a user has named, with the file."""
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """Images between −1 and 1, each ``(colours, R, R)``, with their class.
+
+    Args:
+        n: how many.
+        read: the n-th as a PIL image, and its class.
+        class_names: in the order of their numbers; one for images without classes.
+        flip: mirror half of them, by chance.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        read: Callable[[int], tuple[Any, int]],
+        class_names: tuple[str, ...],
+        resolution: int,
+        n_colours: int,
+        *,
+        flip: bool = False,
+    ) -> None:
+        self._n, self._read, self.class_names = n, read, class_names
+        self.resolution, self.n_colours, self.flip = resolution, n_colours, flip
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, number = self._read(index)
+        pixels = _fit(image, self.resolution, self.n_colours)
+        if self.flip and torch.rand(()) < 0.5:
+            pixels = pixels.flip(2)
+        return pixels, number
+
+
+def load_pictures(source: Path, resolution: int, n_colours: int = 3, *, flip: bool = False) -> Pictures:
+    """Images of a folder (its subfolders are classes, if all are in some), of an .npz file or of a saved dataset.
+
+    An .npz file holds ``images``, bytes ``(n, H, W)``, ``(n, H, W, 3)`` or ``(n, 3, H, W)``, and perhaps ``labels``
+    ``(n,)``; a dataset has a column ``image``, and perhaps ``label``. Images are cut to a square in their middle and
+    resized.
+
+    Raises:
+        PictureError: says what is wrong, and with which file.
+    """
+    if source.suffix == ".npz":
+        n, read, names = _from_npz(source)
+    elif (source / "dataset_info.json").is_file() or (source / "state.json").is_file():
+        n, read, names = _from_datasets(source)
+    elif source.is_dir():
+        n, read, names = _from_folder(source)
+    else:
+        raise PictureError(f"{source} is neither a folder nor an .npz file")
+    return Pictures(n, read, names, resolution, n_colours, flip=flip)
+
+
+_Source = tuple[int, Callable[[int], tuple[Any, int]], tuple[str, ...]]
+
+
+def _from_folder(folder: Path) -> _Source:
+    from PIL import Image, UnidentifiedImageError
+
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not files:
+        raise PictureError(f"{folder} has no {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} images")
+    tops = [path.relative_to(folder).parts for path in files]
+    names = tuple(sorted({parts[0] for parts in tops})) if all(len(parts) > 1 for parts in tops) else ("",)
+    numbers = [names.index(parts[0]) if len(names) > 1 else 0 for parts in tops]
+
+    def read(index: int) -> tuple[Any, int]:
+        try:
+            with Image.open(files[index]) as image:
+                return image.convert("RGB"), numbers[index]
+        except (UnidentifiedImageError, OSError) as error:
+            raise PictureError(f"{files[index]} is not an image that can be read: {error}") from error
+
+    return len(files), read, names
+
+
+def _from_npz(path: Path) -> _Source:
+    from PIL import Image
+
+    try:
+        with numpy.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files if name in ("images", "labels")}
+    except Exception as error:  # a damaged archive makes every kind of error
+        raise PictureError(f"{path} cannot be read: {error}") from error
+    if "images" not in arrays:
+        raise PictureError(f"{path} has no array 'images'")
+    images = arrays["images"]
+    if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
+        images = images.transpose(0, 2, 3, 1)
+    if images.ndim == 4 and images.shape[3] == 1:
+        images = images[..., 0]
+    if images.dtype != numpy.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
+        raise PictureError(
+            f"{path}: images are {images.dtype} {images.shape}, they must be bytes (n, H, W) or with 3 colours"
+        )
+    labels = arrays.get("labels", numpy.zeros(len(images), numpy.int64))
+    if labels.shape != (len(images),) or not numpy.issubdtype(labels.dtype, numpy.integer) or labels.min(initial=0) < 0:
+        raise PictureError(
+            f"{path}: labels are {labels.dtype} {labels.shape}, they must be class numbers ({len(images)},)"
+        )
+    if not len(images):
+        raise PictureError(f"{path} holds no images")
+
+    def read(index: int) -> tuple[Any, int]:
+        return Image.fromarray(images[index]), int(labels[index])
+
+    return len(images), read, tuple(str(number) for number in range(int(labels.max()) + 1))
+
+
+def _from_datasets(folder: Path) -> _Source:
+    try:
+        import datasets
+
+        rows = datasets.load_from_disk(str(folder))
+    except ImportError as error:
+        raise PictureError(f"{folder} needs datasets: pip install 'smyrf[finetune]'") from error
+    except Exception as error:  # whatever is wrong with somebody's files, it is named
+        raise PictureError(f"{folder} cannot be loaded: {error}") from error
+    if isinstance(rows, datasets.DatasetDict):
+        rows = rows["train"]
+    if "image" not in rows.column_names:
+        raise PictureError(f"{folder} has no column 'image'; it has {', '.join(rows.column_names)}")
+    has_labels = "label" in rows.column_names
+    names: tuple[str, ...] = ("",)
+    if has_labels:
+        known = getattr(rows.features["label"], "names", None)
+        names = tuple(known) if known else tuple(str(one) for one in range(max(rows["label"]) + 1))
+
+    def read(index: int) -> tuple[Any, int]:
+        row = rows[index]
+        return row["image"], int(row["label"]) if has_labels else 0
+
+    return len(rows), read, names
+
+
+def _fit(image: Any, resolution: int, n_colours: int) -> Tensor:
+    """A PIL image, cut to a square in its middle and resized: ``(colours, R, R)`` between −1 and 1."""
+    from PIL import Image
+
+    image = image.convert("L" if n_colours == 1 else "RGB")
+    side = min(image.size)
+    left, top = ((size - side) // 2 for size in image.size)
+    if image.size != (resolution, resolution):
+        box = (left, top, left + side, top + side)
+        image = image.resize((resolution, resolution), Image.Resampling.LANCZOS, box=box)
+    pixels = torch.from_numpy(numpy.array(image, dtype=numpy.float32)) / 127.5 - 1.0
+    return pixels[None] if n_colours == 1 else pixels.permute(2, 0, 1)

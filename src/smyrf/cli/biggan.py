@@ -1,0 +1,178 @@
+"""`smyrf biggan sample` and `smyrf biggan score`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from smyrf.cli.refusals import need, need_at_least, need_outputs, need_seed, need_writable, refuse
+
+app = typer.Typer(help="BigGAN whose attention is any of ours: the paper's image experiments.", no_args_is_help=True)
+
+
+@app.callback()
+def _root() -> None:
+    """BigGAN whose attention is any of ours: the paper's image experiments."""
+
+
+@app.command()
+def sample(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(help="Weights of a generator: G_ema.pth of the public checkpoints, or .safetensors of ours."),
+    ],
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Attention, several behind commas: dense,smyrf:64x32,tangent:0.125 makes the paper's figure."
+        ),
+    ] = "dense",
+    number: Annotated[int, typer.Option(help="Images.")] = 8,
+    classes: Annotated[
+        str | None, typer.Option(help="Class numbers behind commas, used in turn; any by default.")
+    ] = None,
+    truncation: Annotated[float | None, typer.Option(help="Bound of the latents; none by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of latents, classes and hashes.")] = 0,
+    batch: Annotated[int, typer.Option(help="Images at a time.")] = 8,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    output: Annotated[Path, typer.Option(help="Image to write, .png (and .svg for several methods) behind it.")] = Path(
+        "samples"
+    ),
+    json: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
+) -> None:
+    """Images of a pretrained BigGAN, with one attention or the same latents with several, side by side."""
+    import torch
+    from rich.progress import track
+
+    from smyrf.atomic import write_json
+    from smyrf.bench.results import command_line, machine
+    from smyrf.biggan.checkpoints import CheckpointError, load_generator
+    from smyrf.biggan.sample import compare, write_images
+    from smyrf.biggan.table import image_table
+    from smyrf.methods import method_to_dict, parse_methods
+
+    need_at_least(1, number=number, batch=batch, threads=threads)
+    need_seed(seed)
+    try:
+        chosen = parse_methods(methods)
+    except ValueError as error:
+        refuse(f"--methods: {error}")
+    try:
+        wanted = None if classes is None else [int(one) for one in classes.split(",")]
+    except ValueError:
+        refuse(f"--classes {classes} must be numbers behind commas")
+    need("PIL", "plots")
+    need_outputs(json, output if len(chosen) > 1 else None)
+    need_writable("output", output.with_name(output.name + ".png"))
+    if threads is not None:
+        torch.set_num_threads(threads)
+    console = Console()
+    try:
+        with console.status(f"loading {escape(checkpoint.name)}"):
+            generator = load_generator(checkpoint)
+        rows = compare(
+            generator,
+            chosen,
+            number,
+            classes=wanted,
+            truncation=truncation,
+            seed=seed,
+            batch=batch,
+            track=lambda some: track(some, "images", console=console, transient=True),
+        )
+    except CheckpointError as error:
+        refuse(str(error))
+    except ValueError as error:
+        refuse(f"{checkpoint}: {error}")
+    title = f"{checkpoint.name}, {number} images, seed {seed}" + (f", truncation {truncation:g}" if truncation else "")
+    console.print(image_table(rows, title))
+    if json is not None:
+        found = [
+            {"method": method_to_dict(row.method), "memory": row.share, "distance_to_dense": row.distance}
+            for row in rows
+        ]
+        about = {"command": command_line(), "machine": machine(), "config": generator.config.to_dict()}
+        write_json(json, {**about, "rows": found})
+    for path in write_images(rows, output, title):
+        console.print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def score(
+    checkpoint: Annotated[Path, typer.Argument(help="Weights of a generator, as for sample.")],
+    features: Annotated[
+        Path,
+        typer.Option(
+            help="TorchScript network that sees features: the Inception file of published scores, or any that gives "
+            "features (images, width), perhaps with logits."
+        ),
+    ],
+    real: Annotated[
+        Path | None,
+        typer.Option(help="Real images: a folder, an .npz file or a saved dataset; for the distance to them."),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Attention, several behind commas: dense,smyrf:64x32,tangent:0.125.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="table1: the ten rows of the paper's table.")] = None,
+    number: Annotated[int, typer.Option(help="Images to generate.")] = 5000,
+    truncation: Annotated[float | None, typer.Option(help="Bound of the latents; none by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of latents, classes and hashes.")] = 0,
+    batch: Annotated[int, typer.Option(help="Images at a time.")] = 8,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the scores here, each as soon as it is there.")] = None,
+) -> None:
+    """Fréchet distance and inception score of a generator with different attention, beside the paper's."""
+    import torch
+    from rich.progress import track
+
+    from smyrf.atomic import write_json
+    from smyrf.bench.results import command_line, machine
+    from smyrf.biggan.checkpoints import load_generator
+    from smyrf.biggan.features import FeatureNetwork
+    from smyrf.biggan.pictures import load_pictures
+    from smyrf.biggan.score import PAPER, real_moments
+    from smyrf.biggan.score import score as score_methods
+    from smyrf.biggan.table import score_table
+    from smyrf.methods import parse_methods
+
+    need_at_least(2, number=number)
+    need_at_least(1, batch=batch, threads=threads)
+    need_seed(seed)
+    if preset is not None and (preset != "table1" or methods is not None):
+        refuse(f"--preset {preset} must be table1, without --methods")
+    try:
+        chosen = tuple(PAPER) if preset else parse_methods(methods or "dense")
+    except ValueError as error:
+        refuse(f"--methods: {error}")
+    need_outputs(json, None)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    console = Console()
+
+    def bar(some: Any, title: str) -> Any:
+        return track(some, title, console=console, transient=True)
+
+    scores = []
+    try:
+        network = FeatureNetwork(features)
+        generator = load_generator(checkpoint)
+        moments = None
+        if real is not None:
+            pictures = load_pictures(real, generator.config.resolution, generator.config.n_colours)
+            moments = real_moments(network, pictures, batch, lambda some: bar(some, "real images"))
+        found = score_methods(
+            generator, chosen, network, number, real=moments, truncation=truncation, seed=seed, batch=batch, track=bar
+        )
+        for one in found:
+            scores.append(one)
+            if json is not None:
+                about = {"command": command_line(), "machine": machine(), "config": generator.config.to_dict()}
+                write_json(json, {**about, "scores": [each.to_dict() for each in scores]})
+    except ValueError as error:
+        refuse(str(error))
+    console.print(score_table(scores, f"{checkpoint.name}, seed {seed}"))

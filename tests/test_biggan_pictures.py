@@ -1,0 +1,87 @@
+"""Images from folders, .npz files and datasets."""
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+from smyrf.biggan.pictures import PictureError, load_pictures
+
+
+def save(path, colour, size=(10, 10)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+def test_subfolders_are_classes(tmp_path):
+    for number, (name, colour) in enumerate((("cat", (255, 0, 0)), ("dog", (0, 255, 0)), ("cat", (0, 0, 255)))):
+        save(tmp_path / name / f"{number}.png", colour)
+    found = load_pictures(tmp_path, 8)
+    assert found.class_names == ("cat", "dog") and len(found) == 3
+    assert [number for _, number in (found[i] for i in range(3))] == [0, 0, 1]
+    torch.testing.assert_close(found[0][0][:, 4, 4], torch.tensor([1.0, -1.0, -1.0]))
+    grey = load_pictures(tmp_path, 8, 1)
+    assert grey[0][0].shape == (1, 8, 8)
+    save(tmp_path / "loose.png", (0, 0, 0))
+    assert load_pictures(tmp_path, 8).class_names == ("",)  # not all are in a folder
+
+
+def test_images_are_cut_in_their_middle(tmp_path):
+    wide = Image.new("RGB", (30, 10), (0, 0, 0))
+    wide.paste((255, 255, 255), (10, 0, 20, 10))
+    wide.save(tmp_path / "wide.png")
+    pixels, _ = load_pictures(tmp_path, 10)[0]
+    assert float(pixels.min()) == 1.0
+    found = load_pictures(tmp_path, 10, flip=True)
+    assert {bool(torch.equal(found[0][0], pixels)) for _ in range(20)} == {True}  # it is its own mirror image
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 8), (4, 8, 8, 1), (4, 8, 8, 3), (4, 3, 8, 8), (4, 1, 8, 8)])
+def test_npz_files_of_every_layout(tmp_path, shape):
+    images = numpy.zeros(shape, numpy.uint8)
+    images[2] = 255
+    numpy.savez(tmp_path / "a.npz", images=images, labels=numpy.array([0, 1, 2, 1]))
+    found = load_pictures(tmp_path / "a.npz", 8)
+    assert [number for _, number in (found[i] for i in range(4))] == [0, 1, 2, 1] and len(found.class_names) == 3
+    assert found[2][0].shape == (3, 8, 8) and float(found[2][0].min()) == 1.0 and float(found[0][0].max()) == -1.0
+
+
+def test_a_saved_dataset(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [Image.new("L", (8, 8), value) for value in (0, 255)], "label": [1, 0]}
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["a", "b"]))
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(tmp_path / "saved"))
+    found = load_pictures(tmp_path / "saved", 8, 1)
+    assert found.class_names == ("a", "b") and [found[i][1] for i in range(2)] == [1, 0]
+    assert float(found[1][0].mean()) == 1.0
+
+
+def test_what_is_wrong_is_named(tmp_path):
+    (tmp_path / "folder").mkdir()
+    bad = {
+        "no.npz": b"no",
+        "folder": None,
+    }
+    (tmp_path / "no.npz").write_bytes(bad["no.npz"])
+    numpy.savez(tmp_path / "other.npz", pictures=numpy.zeros(3))
+    numpy.savez(tmp_path / "floats.npz", images=numpy.zeros((2, 8, 8)))
+    numpy.savez(tmp_path / "labels.npz", images=numpy.zeros((2, 8, 8), numpy.uint8), labels=numpy.zeros(3, int))
+    numpy.savez(tmp_path / "empty.npz", images=numpy.zeros((0, 8, 8), numpy.uint8))
+    numpy.savez(tmp_path / "evil.npz", images=numpy.array([{}], object))
+    for name, words in (
+        ("no.npz", "cannot be read"),
+        ("evil.npz", "cannot be read"),
+        ("none.npz", "cannot be read"),
+        ("other.npz", "has no array 'images'"),
+        ("floats.npz", "images are float64"),
+        ("labels.npz", "labels are int64"),
+        ("empty.npz", "holds no images"),
+        ("folder", "has no .png"),
+        ("nowhere", "is neither a folder nor an .npz file"),
+    ):
+        with pytest.raises(PictureError, match=words) as error:
+            load_pictures(tmp_path / name, 8)
+        assert name in str(error.value)
+    (tmp_path / "folder" / "a.png").write_bytes(b"no image")
+    with pytest.raises(PictureError, match=r"a\.png is not an image"):
+        load_pictures(tmp_path / "folder", 8)[0]
