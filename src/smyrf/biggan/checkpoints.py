@@ -43,7 +43,7 @@ def load_generator(path: Path, method: Method | None = None, config: Config | No
     config = config or read_config(path) or generator_config(state, path)
     with torch.device("meta"):
         network = Generator(replace(config, method=Dense() if method is None else method))
-    return _fill(network, state, path).eval()
+    return fill(network, state, path).eval()
 
 
 def load_discriminator(path: Path, method: Method | None = None, config: Config | None = None) -> Discriminator:
@@ -52,7 +52,7 @@ def load_discriminator(path: Path, method: Method | None = None, config: Config 
     config = config or read_config(path) or discriminator_config(state, path)
     with torch.device("meta"):
         network = Discriminator(replace(config, method=Dense() if method is None else method))
-    return _fill(network, state, path).eval()
+    return fill(network, state, path).eval()
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -170,8 +170,15 @@ def _resolution(path: Path, widths: dict[int, tuple[int, ...]], n_widths: int) -
     raise CheckpointError(f"{path}: blocks do not fit: there are {n_widths} widths, known are {known}")
 
 
-def _fill(network: Network, state: dict[str, Tensor], path: Path) -> Network:
-    """Puts weights into a network that has none, if all of them fit."""
+def fill(network: Network, state: dict[str, Tensor], path: Path) -> Network:
+    """Puts weights into a network, if all of them fit.
+
+    Args:
+        path: that they are from, for the message.
+
+    Raises:
+        CheckpointError: names the file and the first key that does not fit.
+    """
     expected = network.state_dict()
     for key, value in expected.items():
         if key not in state:
@@ -187,5 +194,7 @@ def _fill(network: Network, state: dict[str, Tensor], path: Path) -> Network:
     for key in state:
         if key not in expected and not key.endswith(_IGNORED):
             raise CheckpointError(f"{path}: {key} is unknown to a {type(network).__name__.lower()} of this shape")
-    network.load_state_dict({key: state[key].float() for key in expected}, assign=True)
+    # A network that has no weights yet takes these; one that has keeps its own tensors, which an optimizer may know.
+    empty = next(network.parameters()).is_meta
+    network.load_state_dict({key: state[key].float() for key in expected}, assign=empty)
     return network

@@ -1,0 +1,40 @@
+"""An average of a network's weights over its training, from which images are drawn."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+
+class Average:
+    """Exponential moving average of the weights of a network; its buffers are copied.
+
+    Args:
+        network: whose weights are averaged, as they are now.
+        keep: share of the old in each update.
+
+    Example:
+        >>> import torch
+        >>> network = torch.nn.Linear(1, 1, bias=False)
+        >>> _ = torch.nn.init.constant_(network.weight, 0.0)
+        >>> average = Average(network, keep=0.9)
+        >>> _ = torch.nn.init.constant_(network.weight, 1.0)
+        >>> average.update(network)
+        >>> round(average.network.weight.item(), 6)
+        0.1
+    """
+
+    def __init__(self, network: nn.Module, keep: float) -> None:
+        self.keep = keep
+        self.network = copy.deepcopy(network).requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self, network: nn.Module, *, copies: bool = False) -> None:
+        """Moves towards the network, or becomes a copy of it."""
+        keep = 0.0 if copies else self.keep
+        for own, other in zip(self.network.parameters(), network.parameters(), strict=True):
+            own.lerp_(other, 1.0 - keep)
+        for own, other in zip(self.network.buffers(), network.buffers(), strict=True):
+            own.copy_(other)

@@ -1,0 +1,244 @@
+"""Training BigGAN: hinge loss, two learning rates, checkpoints from which a killed run goes on as if nothing had happened.
+
+Everything that is drawn by chance in a step follows from the seed, the step and the process: a checkpoint holds weights,
+the states of both optimizers and the losses so far, and nothing else is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from smyrf.atomic import write_json
+from smyrf.biggan.average import Average
+from smyrf.biggan.checkpoints import CheckpointError, fill, read_state, save_network
+from smyrf.biggan.grids import save_image, tile
+from smyrf.biggan.latents import draw_classes, draw_latents, generate
+from smyrf.biggan.networks import Discriminator, Generator
+from smyrf.biggan.order import Order, step_seed
+from smyrf.biggan.pictures import Pictures
+from smyrf.biggan.recipe import Recipe
+
+N_KEPT = 2
+# Numbers by which chance is told apart.
+_WEIGHTS, _IMAGES, _STEP, _GRID = range(4)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Means since the last.
+
+    Args:
+        step: of the generator.
+        real, fake: mean scores of the discriminator.
+    """
+
+    step: int
+    generator: float
+    discriminator: float
+    real: float
+    fake: float
+
+
+class Run:
+    """A training run and its folder.
+
+    Args:
+        recipe: what to train.
+        pictures: real images.
+        folder: for checkpoints, grids and the trained networks.
+        n_grid: images of a grid.
+
+    Raises:
+        ValueError: images and recipe do not fit, or the folder belongs to another recipe.
+    """
+
+    def __init__(self, recipe: Recipe, pictures: Pictures, folder: Path, *, n_grid: int = 16) -> None:
+        from accelerate import Accelerator
+
+        config = recipe.config
+        if (pictures.resolution, pictures.n_colours) != (config.resolution, config.n_colours):
+            raise ValueError(
+                f"images are {pictures.n_colours}×{pictures.resolution}, the recipe has {config.n_colours}×{config.resolution}"
+            )
+        if config.n_classes > 1 and len(pictures.class_names) > config.n_classes:
+            raise ValueError(f"images have {len(pictures.class_names)} classes, n_classes={config.n_classes}")
+        self.recipe, self.pictures, self.folder, self.n_grid = recipe, pictures, folder, n_grid
+        self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+        n_processes = self.accelerator.num_processes
+        if recipe.batch_size % (recipe.accumulate * n_processes):
+            parts = recipe.accumulate * n_processes
+            raise ValueError(f"batch_size={recipe.batch_size} must be a multiple of {parts} parts and processes")
+        self.n_part = recipe.batch_size // recipe.accumulate // n_processes
+        torch.manual_seed(step_seed(recipe.seed, _WEIGHTS))
+        self.generator, self.discriminator = Generator(config), Discriminator(config)
+        self.average = Average(self.generator, recipe.ema)
+        self.order = Order(len(pictures), step_seed(recipe.seed, _IMAGES))
+        betas = recipe.beta1, recipe.beta2
+        self.optimizers = {
+            "generator": torch.optim.Adam(self.generator.parameters(), recipe.generator_rate, betas, recipe.epsilon),
+            "discriminator": torch.optim.Adam(
+                self.discriminator.parameters(), recipe.discriminator_rate, betas, recipe.epsilon
+            ),
+        }
+        self.step, self.losses = 0, list[Losses]()
+        self._resume()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        prepare = self.accelerator.prepare
+        self._generator, self._discriminator = prepare(self.generator), prepare(self.discriminator)
+        self.optimizers = {name: prepare(optimizer) for name, optimizer in self.optimizers.items()}
+        self.average.network.to(self.accelerator.device)
+
+    def train(
+        self,
+        *,
+        log_every: int = 100,
+        save_every: int = 1000,
+        grid_every: int = 1000,
+        done: Callable[[Losses | None], None],
+    ) -> None:
+        """Trains to the recipe's last step.
+
+        Args:
+            log_every, save_every, grid_every: steps between losses, checkpoints and grids.
+            done: is called after each step, with the losses where they are logged.
+        """
+        recipe = self.recipe
+        sums = torch.zeros(4, dtype=torch.float64)
+        n_summed = 0
+        while self.step < recipe.n_steps:
+            sums += self._one_step()
+            n_summed += 1
+            self.step += 1
+            self.average.update(self.generator, copies=self.step < recipe.ema_start)
+            logged = None
+            is_last = self.step == recipe.n_steps
+            if self.step % log_every == 0 or is_last:
+                logged = Losses(self.step, *(sums / n_summed).tolist())
+                self.losses.append(logged)
+                sums.zero_()
+                n_summed = 0
+            if self.step % save_every == 0 or is_last:
+                self.save()
+            if (self.step % grid_every == 0 or is_last) and self.accelerator.is_main_process:
+                self.save_grid()
+            done(logged)
+
+    def _one_step(self) -> Tensor:
+        """A step of both networks; losses of generator and discriminator, mean scores of real and fake images."""
+        recipe, accelerator = self.recipe, self.accelerator
+        torch.manual_seed(step_seed(recipe.seed, _STEP, self.step, accelerator.process_index))
+        self.generator.train(), self.discriminator.train()
+        found = torch.zeros(4, dtype=torch.float64)
+        self.discriminator.requires_grad_(True)
+        for critic in range(recipe.n_critic):
+            self.optimizers["discriminator"].zero_grad()
+            for part in range(recipe.accumulate):
+                images, classes = self._real(critic, part)
+                z, drawn = self._latents()
+                with torch.no_grad():
+                    fake = self.generator(z, drawn)
+                both = None if classes is None or drawn is None else torch.cat([classes, drawn])
+                scores = self._discriminator(torch.cat([images, fake]), both)
+                real_score, fake_score = scores.split(len(images))
+                loss = F.relu(1.0 - real_score).mean() + F.relu(1.0 + fake_score).mean()
+                accelerator.backward(loss / recipe.accumulate)
+                share = 1.0 / (recipe.accumulate * recipe.n_critic)
+                found[1:] += share * torch.stack([loss, real_score.mean(), fake_score.mean()]).detach().double().cpu()
+            self.optimizers["discriminator"].step()
+        self.discriminator.requires_grad_(False)  # its weights are looked through, not changed
+        self.optimizers["generator"].zero_grad()
+        for _ in range(recipe.accumulate):
+            z, drawn = self._latents()
+            loss = -self.discriminator(self._generator(z, drawn), drawn).mean()
+            accelerator.backward(loss / recipe.accumulate)
+            found[0] += loss.detach().double().cpu() / recipe.accumulate
+        self.optimizers["generator"].step()
+        return found
+
+    def _real(self, critic: int, part: int) -> tuple[Tensor, Tensor | None]:
+        recipe = self.recipe
+        n_parts = recipe.accumulate * self.accelerator.num_processes
+        turn = (self.step * recipe.n_critic + critic) * n_parts
+        turn += part * self.accelerator.num_processes + self.accelerator.process_index
+        rows = [self.pictures[index] for index in self.order.take(turn * self.n_part, self.n_part)]
+        images = torch.stack([image for image, _ in rows]).to(self.accelerator.device)
+        if recipe.config.n_classes == 1:
+            return images, None
+        return images, torch.tensor([number for _, number in rows], device=self.accelerator.device)
+
+    def _latents(self) -> tuple[Tensor, Tensor | None]:
+        config, device = self.recipe.config, self.accelerator.device
+        z = torch.randn(self.n_part, config.n_latent).to(device)
+        if config.n_classes == 1:
+            return z, None
+        return z, torch.randint(config.n_classes, (self.n_part,)).to(device)
+
+    def save_grid(self) -> None:
+        """Writes images of the averaged generator, the same latents each time."""
+        seed = step_seed(self.recipe.seed, _GRID)
+        z = draw_latents(self.n_grid, self.recipe.config.n_latent, seed=seed)
+        assert isinstance(self.average.network, Generator)
+        classes = draw_classes(self.n_grid, self.average.network, None, seed)
+        images = generate(self.average.network, z, classes, self.n_part)
+        save_image(tile(images), self.folder / "grids" / f"{self.step:07d}.png")
+
+    def save(self) -> None:
+        """Writes a checkpoint, whole or not at all, and removes old ones."""
+        self.accelerator.wait_for_everyone()
+        if not self.accelerator.is_main_process:
+            return
+        final = self.folder / f"checkpoint-{self.step}"
+        temporary = final.with_name(final.name + ".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name, network in self._networks().items():
+            save_network(network, temporary / f"{name}.safetensors")
+        states = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        torch.save(states, temporary / "optimizers.pt")
+        state = {"step": self.step, "recipe": self.recipe.to_dict(), "losses": [vars(one) for one in self.losses]}
+        write_json(temporary / "state.json", state)
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        for old in _checkpoints(self.folder)[:-N_KEPT]:
+            shutil.rmtree(old)
+
+    def _networks(self) -> dict[str, Generator | Discriminator]:
+        assert isinstance(self.average.network, Generator)
+        return {"generator": self.generator, "discriminator": self.discriminator, "average": self.average.network}
+
+    def _resume(self) -> None:
+        """Goes on from the last checkpoint, if there is one."""
+        found = _checkpoints(self.folder)
+        if not found:
+            return
+        last = found[-1]
+        state = json.loads((last / "state.json").read_text())
+        before = Recipe.from_dict(state["recipe"])
+        if before.name != self.recipe.name:
+            raise ValueError(f"{self.folder} belongs to another recipe: {before.name}, not {self.recipe.name}")
+        for name, network in self._networks().items():
+            fill(network, read_state(last / f"{name}.safetensors"), last / f"{name}.safetensors")
+        try:
+            optimizers = torch.load(last / "optimizers.pt", map_location="cpu", weights_only=True)
+        except Exception as error:  # damaged files make every kind of error
+            raise CheckpointError(f"{last / 'optimizers.pt'} cannot be read: {error}") from error
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(optimizers[name])
+        self.step = state["step"]
+        self.losses = [Losses(**one) for one in state["losses"]]
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, the last one last."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
