@@ -34,7 +34,7 @@ class Average:
     def update(self, network: nn.Module, *, copies: bool = False) -> None:
         """Moves towards the network, or becomes a copy of it."""
         keep = 0.0 if copies else self.keep
-        for own, other in zip(self.network.parameters(), network.parameters(), strict=True):
-            own.lerp_(other, 1.0 - keep)
-        for own, other in zip(self.network.buffers(), network.buffers(), strict=True):
-            own.copy_(other)
+        for weight, other in zip(self.network.parameters(), network.parameters(), strict=True):
+            weight.lerp_(other, 1.0 - keep)
+        for buffer, one in zip(self.network.buffers(), network.buffers(), strict=True):
+            buffer.copy_(one)

@@ -1,4 +1,4 @@
-"""Which images a step sees, and its chance, as functions of the step: a run that goes on sees what it would have seen."""
+"""Which images a step sees, and its chance, as functions of the step: a run that goes on sees no others."""
 
 from __future__ import annotations
 

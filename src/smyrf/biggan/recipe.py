@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from smyrf.biggan.config import Config
+from smyrf.biggan.pictures import Pictures
 from smyrf.methods import Dense, Method, Smyrf, Tangent, method_label
 
 
@@ -109,8 +111,8 @@ def _faces(resolution: int, attention: int, method: Method) -> Recipe:
     return Recipe(config=config)
 
 
-# The paper's rows: attention moves from 64×64 to the last layer before tanh. 4 rounds of clusters of 2048 queries are half of
-# the memory at 128×128; at 256×256 it says half alone: 4 × 8192 are the same share. Tangent rows are ours.
+# The paper's rows: attention moves from 64×64 to the last layer before tanh. 4 rounds of clusters of 2048 queries are
+# half of the memory at 128×128; at 256×256 it says half alone: 4 × 8192 are the same share. Tangent rows are ours.
 PRESETS: dict[str, Recipe] = {
     "celeba-128/dense-64": _faces(128, 64, Dense()),
     "celeba-128/smyrf-4x2048": _faces(128, 128, Smyrf(4, 2048)),
@@ -120,3 +122,20 @@ PRESETS: dict[str, Recipe] = {
 }
 # FID after 120,000 steps, quoted.
 PAPER_FID = {"celeba-128/dense-64": 26.06, "celeba-128/smyrf-4x2048": 25.03}
+
+
+def change(
+    recipe: Recipe | None, pictures: Pictures, of_config: Mapping[str, Any], of_run: Mapping[str, Any]
+) -> Recipe:
+    """A recipe with other settings; by default that of BigGAN, for as many classes as the images have.
+
+    Args:
+        recipe: of the paper, or None.
+        of_config, of_run: settings of the networks and of the training; None leaves what it is.
+    """
+    n_classes = len(pictures.class_names)
+    if recipe is None:
+        recipe = Recipe(config=Config(n_classes=n_classes, hierarchical=n_classes > 1, n_shared=128 * (n_classes > 1)))
+    given = {name: value for name, value in of_config.items() if value is not None}
+    config = replace(recipe.config, **given)
+    return replace(recipe, config=config, **{name: value for name, value in of_run.items() if value is not None})

@@ -1,7 +1,7 @@
-"""Training BigGAN: hinge loss, two learning rates, checkpoints from which a killed run goes on as if nothing had happened.
+"""Training BigGAN: hinge loss, two learning rates, checkpoints from which a killed run goes on as if it had not been.
 
-Everything that is drawn by chance in a step follows from the seed, the step and the process: a checkpoint holds weights,
-the states of both optimizers and the losses so far, and nothing else is needed.
+Everything that is drawn by chance in a step follows from the seed, the step and the process: a checkpoint holds
+weights, the states of both optimizers and the losses so far, and nothing else is needed.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ class Run:
 
         config = recipe.config
         if (pictures.resolution, pictures.n_colours) != (config.resolution, config.n_colours):
-            raise ValueError(
-                f"images are {pictures.n_colours}×{pictures.resolution}, the recipe has {config.n_colours}×{config.resolution}"
-            )
+            found, wanted = (f"{one.n_colours} colours and {one.resolution} pixels" for one in (pictures, config))
+            raise ValueError(f"images have {found}, the recipe has {wanted}")
         if config.n_classes > 1 and len(pictures.class_names) > config.n_classes:
             raise ValueError(f"images have {len(pictures.class_names)} classes, n_classes={config.n_classes}")
         self.recipe, self.pictures, self.folder, self.n_grid = recipe, pictures, folder, n_grid

@@ -176,3 +176,111 @@ def score(
     except ValueError as error:
         refuse(str(error))
     console.print(score_table(scores, f"{checkpoint.name}, seed {seed}"))
+
+
+@app.command()
+def train(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="Images: a folder (subfolders are classes), an .npz file or a dataset that datasets has saved."
+        ),
+    ],
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A run of the paper, celeba-128/smyrf-4x2048 for example; other options change it."),
+    ] = None,
+    resolution: Annotated[int | None, typer.Option(help="Pixels: 32, 64, 128 or 256.")] = None,
+    channels: Annotated[int | None, typer.Option(help="Width of the narrowest blocks; 96 in BigGAN.")] = None,
+    colours: Annotated[int | None, typer.Option(help="3, or 1 for grey images.")] = None,
+    latent: Annotated[int | None, typer.Option(help="Numbers in a latent vector.")] = None,
+    attention: Annotated[
+        list[int] | None, typer.Option(help="Resolution of an attention block; may be given several times.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Attention: dense, smyrf:4x2048, tangent:0.125.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images of a step, over all processes.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Parts that a batch is cut into.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of the generator.")] = None,
+    critic: Annotated[int | None, typer.Option(help="Steps of the discriminator for each.")] = None,
+    generator_rate: Annotated[float | None, typer.Option(help="Learning rate of the generator.")] = None,
+    discriminator_rate: Annotated[float | None, typer.Option(help="Learning rate of the discriminator.")] = None,
+    ema: Annotated[float | None, typer.Option(help="Share of the old in the average of weights.")] = None,
+    ema_start: Annotated[int | None, typer.Option(help="Step from which on weights are averaged.")] = None,
+    flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, latents, the order of images and hashes.")] = 0,
+    log_every: Annotated[int, typer.Option(help="Steps between losses.")] = 100,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 1000,
+    grid_every: Annotated[int, typer.Option(help="Steps between grids of images.")] = 1000,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs"),
+) -> None:
+    """Train BigGAN with any attention; the same command again goes on where it was interrupted."""
+    import torch
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from smyrf.biggan.pictures import load_pictures
+    from smyrf.biggan.recipe import PRESETS, change
+    from smyrf.biggan.train import Losses, Run
+    from smyrf.methods import parse_method
+    from smyrf.nlp.train import is_first_process
+
+    need_at_least(1, threads=threads, log_every=log_every, save_every=save_every, grid_every=grid_every)
+    need("accelerate", "finetune")
+    need("PIL", "plots")
+    if preset is not None and preset not in PRESETS:
+        refuse(f"--preset {preset} must be one of {', '.join(PRESETS)}")
+    try:
+        chosen = None if method is None else parse_method(method)
+    except ValueError as error:
+        refuse(f"--method: {error}")
+    of_config: dict[str, Any] = {
+        "resolution": resolution,
+        "channels": channels,
+        "n_colours": colours,
+        "n_latent": latent,
+    }
+    of_config |= {"attention": tuple(attention) if attention else None, "method": chosen}
+    of_run: dict[str, Any] = {
+        "batch_size": batch,
+        "accumulate": accumulate,
+        "n_steps": steps,
+        "n_critic": critic,
+        "ema": ema,
+    }
+    of_run |= {"generator_rate": generator_rate, "discriminator_rate": discriminator_rate, "ema_start": ema_start}
+    try:
+        pictures = load_pictures(data, 32, 1)
+        recipe = change(PRESETS.get(preset or ""), pictures, of_config, {**of_run, "flip": flip, "seed": seed})
+        pictures.resolution, pictures.n_colours, pictures.flip = (
+            recipe.config.resolution,
+            recipe.config.n_colours,
+            recipe.flip,
+        )
+        if threads is not None:
+            torch.set_num_threads(threads)
+        folder = output / recipe.name
+        need_writable("output", folder / "state.json")
+        run = Run(recipe, pictures, folder)
+    except (TypeError, ValueError) as error:
+        refuse(str(error))
+    console = Console(quiet=not is_first_process())
+    console.print(f"{escape(recipe.name)}: step {run.step:,} of {recipe.n_steps:,}", highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("train", total=recipe.n_steps, completed=run.step)
+
+        def done(losses: Losses | None) -> None:
+            bar.update(task, completed=run.step)
+            if losses is not None:
+                said = f"step {losses.step:,}: losses {losses.generator:.3f} and {losses.discriminator:.3f}"
+                console.print(f"{said}, scores real {losses.real:.2f} fake {losses.fake:.2f}", highlight=False)
+
+        run.train(log_every=log_every, save_every=save_every, grid_every=grid_every, done=done)
+    console.print(f"written: {escape(str(folder))}", highlight=False, soft_wrap=True)
