@@ -1,24 +1,41 @@
 """Training BigGAN."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import numpy
 import pytest
 import torch
 
 pytest.importorskip("accelerate")
 
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import smyrf
 from smyrf import Smyrf
 from smyrf.biggan.config import Config
 from smyrf.biggan.pictures import load_pictures
 from smyrf.biggan.recipe import PRESETS, Recipe
 from smyrf.biggan.train import Run
+from smyrf.cli import app
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
+def npz(tmp_path_factory):
     chance = numpy.random.default_rng(0)
     path = tmp_path_factory.mktemp("pictures") / "a.npz"
-    numpy.savez(path, images=chance.integers(0, 256, (10, 32, 32), numpy.uint8), labels=chance.integers(0, 3, 10))
-    return load_pictures(path, 32, 1, flip=True)
+    numpy.savez(path, images=chance.integers(0, 256, (10, 32, 32), numpy.uint8), labels=chance.permutation(10) % 3)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pictures(npz):
+    return load_pictures(npz, 32, 1, flip=True)
 
 
 def recipe(n_steps=4, **options):
@@ -65,3 +82,89 @@ def test_recipes_survive_json_and_presets_are_the_papers():
     assert (faces.beta1, faces.beta2, faces.n_steps) == (0.0, 0.999, 120_000)
     assert faces.config.method.memory_share(4096, 16384) == 0.5
     assert PRESETS["celeba-256/smyrf-4x8192"].config.method.memory_share(16384, 65536) == 0.5
+
+
+def command(place, output, *more):
+    words = ["biggan", "train", str(place), "--resolution", "32", "--channels", "2", "--colours", "1", "--latent", "8"]
+    words += ["--method", "smyrf:2x32", "--batch", "4", "--output", str(output), "--threads", "1", "--log-every", "4"]
+    return [*words, "--save-every", "4", "--grid-every", "100", "--ema-start", "3", *more]
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(Path(smyrf.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
+
+def trained(folder):
+    (run,) = folder.iterdir()
+    last = max(run.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    names = ("generator", "discriminator", "average")
+    return last.name, {name: load_file(last / f"{name}.safetensors") for name in names}
+
+
+def same(one, other):
+    return all(torch.equal(value, other[name][key]) for name, part in one.items() for key, value in part.items())
+
+
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(npz, tmp_path):
+    words = [sys.executable, "-m", "smyrf.cli", *command(npz, tmp_path / "killed", "--steps", "24")]
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    for _ in range(1200):
+        if list((tmp_path / "killed").glob("*/checkpoint-8/state.json")) or process.poll() is not None:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGKILL, errors.decode()
+    (run,) = (tmp_path / "killed").iterdir()
+    (run / "checkpoint-20.tmp").mkdir(exist_ok=True)  # one that the kill has left half-written
+    for folder in ("killed", "whole"):
+        words = [sys.executable, "-m", "smyrf.cli", *command(npz, tmp_path / folder, "--steps", "24")]
+        done = subprocess.run(words, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "step 24: losses" in done.stdout
+    (name, killed), (other, whole) = trained(tmp_path / "killed"), trained(tmp_path / "whole")
+    assert name == other == "checkpoint-24" and same(killed, whole)
+    assert len(list(run.glob("checkpoint-*"))) <= 3  # two, and what the kill has left
+
+
+def test_two_processes_train_together(npz, tmp_path):
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "smyrf.cli"]
+    done = subprocess.run(
+        [*words, *command(npz, tmp_path, "--steps", "4")], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("step 4: losses") == 1
+    name, networks = trained(tmp_path)
+    assert name == "checkpoint-4"
+    assert all(torch.isfinite(value).all() for part in networks.values() for value in part.values())
+
+
+def test_accumulated_parts_see_the_same_images(pictures, tmp_path):
+    run = Run(recipe(1, accumulate=2), pictures, tmp_path / "a")
+    whole = Run(recipe(1), pictures, tmp_path / "b")
+    parts = torch.cat([run._real(0, part)[1] for part in (0, 1)])
+    assert torch.equal(parts, whole._real(0, 0)[1])
+    run.train(done=lambda losses: None)
+    assert run.step == 1 and len(run.losses) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["{n}", "--preset", "faces"], "--preset faces must be one of celeba-128/dense-64"),
+        (["{n}", "--method", "x"], "--method: 'x' is not a method"),
+        (["{n}", "--resolution", "48"], "resolution=48 must be one of 32"),
+        (["{n}", "--resolution", "32", "--attention", "64"], "attention at 64 must be one of 8, 16, 32"),
+        (["{n}", "--batch", "0"], "batch_size=0 must be an int"),
+        (["{n}", "--batch", "5", "--accumulate", "2"], "batch_size=5 must be a multiple of accumulate=2"),
+        (["{n}", "--generator-rate", "0"], "generator_rate=0.0 must be positive"),
+        (["{n}", "--log-every", "0"], "must be at least 1"),
+        (["nowhere"], "nowhere is neither a folder nor an .npz file"),
+    ],
+)
+def test_bad_input_gives_one_sentence_and_exit_code_2(npz, tmp_path, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["biggan", "train", *(word.replace("{n}", str(npz)) for word in words)])
+    assert done.exit_code == 2, done.output
+    assert sentence in done.stderr.replace("\n", " ") and "Traceback" not in done.output
+    assert not list(tmp_path.rglob("checkpoint-*"))

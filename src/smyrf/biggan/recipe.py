@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from smyrf.biggan.config import Config
-from smyrf.biggan.pictures import Pictures
 from smyrf.methods import Dense, Method, Smyrf, Tangent, method_label
 
 
@@ -31,7 +30,7 @@ class Recipe:
         seed: of weights, latents, the order of images and hashes.
 
     Example:
-        >>> recipe = Recipe(config=Config(resolution=32), n_steps=10)
+        >>> recipe = Recipe(config=Config(resolution=128), n_steps=10)
         >>> Recipe.from_dict(recipe.to_dict()) == recipe
         True
     """
@@ -124,18 +123,23 @@ PRESETS: dict[str, Recipe] = {
 PAPER_FID = {"celeba-128/dense-64": 26.06, "celeba-128/smyrf-4x2048": 25.03}
 
 
-def change(
-    recipe: Recipe | None, pictures: Pictures, of_config: Mapping[str, Any], of_run: Mapping[str, Any]
-) -> Recipe:
-    """A recipe with other settings; by default that of BigGAN, for as many classes as the images have.
+def change(recipe: Recipe | None, n_classes: int, of_config: Mapping[str, Any], of_run: Mapping[str, Any]) -> Recipe:
+    """A recipe with other settings.
 
     Args:
-        recipe: of the paper, or None.
+        recipe: of the paper; None for BigGAN with as many classes as the images have, and attention at half of the
+            resolution or at 64 pixels.
         of_config, of_run: settings of the networks and of the training; None leaves what it is.
+
+    Example:
+        >>> change(None, 10, {"resolution": 32}, {"n_steps": 5}).config.attention
+        (16,)
     """
-    n_classes = len(pictures.class_names)
-    if recipe is None:
-        recipe = Recipe(config=Config(n_classes=n_classes, hierarchical=n_classes > 1, n_shared=128 * (n_classes > 1)))
     given = {name: value for name, value in of_config.items() if value is not None}
+    if recipe is None:
+        several = n_classes > 1
+        given.setdefault("attention", (min(64, given.get("resolution", 128) // 2),))
+        config = Config(n_classes=n_classes, hierarchical=several, n_shared=128 * several, **given)
+        recipe = Recipe(config=config)
     config = replace(recipe.config, **given)
     return replace(recipe, config=config, **{name: value for name, value in of_run.items() if value is not None})

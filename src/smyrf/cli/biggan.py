@@ -1,4 +1,4 @@
-"""`smyrf biggan sample` and `smyrf biggan score`."""
+"""`smyrf biggan sample`, `smyrf biggan score` and `smyrf biggan train`."""
 
 from __future__ import annotations
 
@@ -225,11 +225,12 @@ def train(
         TimeRemainingColumn,
     )
 
+    from smyrf.biggan.config import BOTTOM
     from smyrf.biggan.pictures import load_pictures
     from smyrf.biggan.recipe import PRESETS, change
     from smyrf.biggan.train import Losses, Run
     from smyrf.methods import parse_method
-    from smyrf.nlp.train import is_first_process
+    from smyrf.processes import is_first_process
 
     need_at_least(1, threads=threads, log_every=log_every, save_every=save_every, grid_every=grid_every)
     need("accelerate", "finetune")
@@ -256,13 +257,9 @@ def train(
     }
     of_run |= {"generator_rate": generator_rate, "discriminator_rate": discriminator_rate, "ema_start": ema_start}
     try:
-        pictures = load_pictures(data, 32, 1)
-        recipe = change(PRESETS.get(preset or ""), pictures, of_config, {**of_run, "flip": flip, "seed": seed})
-        pictures.resolution, pictures.n_colours, pictures.flip = (
-            recipe.config.resolution,
-            recipe.config.n_colours,
-            recipe.flip,
-        )
+        n_classes = len(load_pictures(data, BOTTOM).class_names)
+        recipe = change(PRESETS.get(preset or ""), n_classes, of_config, {**of_run, "flip": flip, "seed": seed})
+        pictures = load_pictures(data, recipe.config.resolution, recipe.config.n_colours, flip=recipe.flip)
         if threads is not None:
             torch.set_num_threads(threads)
         folder = output / recipe.name

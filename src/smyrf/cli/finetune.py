@@ -155,7 +155,7 @@ def run(
 
     from smyrf.nlp import command
     from smyrf.nlp.pages import to_dict
-    from smyrf.nlp.train import is_first_process
+    from smyrf.processes import is_first_process
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from smyrf.nlp.recipe import Inputs, Recipe, describe
 from smyrf.nlp.results import SUFFIX, Evaluation, Result, load_result
 from smyrf.nlp.tasks import TASKS
 from smyrf.nlp.tokens import hash_rows, largest_token, tokenise
+from smyrf.processes import is_first_process, n_processes
 
 # Checkpoints that are written in a run, and kept at a time: the one before stays until the next is whole.
 N_CHECKPOINTS, N_KEPT = 10, 2
@@ -50,16 +50,6 @@ class Prepared(NamedTuple):
         return self.recipe.name(self.inputs)
 
 
-def n_processes() -> int:
-    """Processes of this run, as ``torchrun`` and ``accelerate launch`` say it.
-
-    Example:
-        >>> n_processes()
-        1
-    """
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def n_devices() -> int:
     """Into how many parts a batch is cut: processes, or all devices of a single process, as transformers does it.
 
@@ -68,16 +58,6 @@ def n_devices() -> int:
         True
     """
     return n_processes() if n_processes() > 1 else max(1, torch.cuda.device_count())
-
-
-def is_first_process() -> bool:
-    """Whether this process is the one that prints and writes.
-
-    Example:
-        >>> is_first_process()
-        True
-    """
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def result_file(folder: Path, prepared: Prepared) -> Path:
