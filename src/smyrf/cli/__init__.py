@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from smyrf.cli import bench, biggan, compare, demo, finetune, tune
+from smyrf.cli import bench, biggan, compare, demo, finetune, inspect, tune
 
 app = typer.Typer(
     help="Attention in O(N log N) for models that already exist.",
@@ -17,6 +17,7 @@ app.command()(tune.tune)
 app.command()(compare.compare)
 app.add_typer(finetune.app, name="finetune")
 app.add_typer(biggan.app, name="biggan")
+app.add_typer(inspect.app, name="inspect")
 app.command()(demo.demo)
 
 
