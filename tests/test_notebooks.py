@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import tiny
 
@@ -15,11 +16,13 @@ pytest.importorskip("accelerate")
 pytest.importorskip("matplotlib")
 
 import smyrf  # noqa: E402
+from smyrf.biggan import Config, Generator, save_network  # noqa: E402
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 # What a notebook leaves below its working directory.
 FILES = {
+    "biggan": [f"images/{name}.png" for name in ("dense", "swap", "clusters")],
     "finetune": [f"runs/report/{name}" for name in ("report.md", "report.json", "glue.png", "backandforth.png")],
 }
 
@@ -39,6 +42,9 @@ def environment(tmp_path, monkeypatch):
         tiny.write_task(tmp_path / "data", task, n_train=32, n_eval=16)
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    torch.manual_seed(0)
+    small = Config(resolution=64, channels=4, n_classes=5, n_latent=10, n_shared=6, attention=(64,))
+    save_network(Generator(small), tmp_path / "small.safetensors")
     for name in ("TASK", "OUTPUT"):
         monkeypatch.delenv(f"SMYRF_NOTEBOOK_{name}", raising=False)
     return {
@@ -52,6 +58,8 @@ def environment(tmp_path, monkeypatch):
         "SMYRF_NOTEBOOK_TRAIN_ROWS": "32",
         "SMYRF_NOTEBOOK_EVAL_ROWS": "16",
         "SMYRF_NOTEBOOK_STEPS": "4",
+        "SMYRF_BIGGAN": str(tmp_path / "small.safetensors"),
+        "SMYRF_NOTEBOOK_IMAGES": "2",
     }
 
 
