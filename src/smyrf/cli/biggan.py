@@ -9,7 +9,16 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from smyrf.cli.refusals import need, need_at_least, need_outputs, need_seed, need_writable, refuse
+from smyrf.cli.refusals import (
+    need,
+    need_at_least,
+    need_outputs,
+    need_seed,
+    need_writable,
+    read_classes,
+    read_methods,
+    refuse,
+)
 
 app = typer.Typer(help="BigGAN whose attention is any of ours: the paper's image experiments.", no_args_is_help=True)
 
@@ -53,18 +62,11 @@ def sample(
     from smyrf.biggan.checkpoints import CheckpointError, load_generator
     from smyrf.biggan.sample import compare, write_images
     from smyrf.biggan.table import image_table
-    from smyrf.methods import method_to_dict, parse_methods
+    from smyrf.methods import method_to_dict
 
     need_at_least(1, number=number, batch=batch, threads=threads)
     need_seed(seed)
-    try:
-        chosen = parse_methods(methods)
-    except ValueError as error:
-        refuse(f"--methods: {error}")
-    try:
-        wanted = None if classes is None else [int(one) for one in classes.split(",")]
-    except ValueError:
-        refuse(f"--classes {classes} must be numbers behind commas")
+    chosen, wanted = read_methods(methods), read_classes(classes)
     need("PIL", "plots")
     need_outputs(json, output if len(chosen) > 1 else None)
     need_writable("output", output.with_name(output.name + ".png"))
@@ -138,17 +140,13 @@ def score(
     from smyrf.biggan.score import PAPER, real_moments
     from smyrf.biggan.score import score as score_methods
     from smyrf.biggan.table import score_table
-    from smyrf.methods import parse_methods
 
     need_at_least(2, number=number)
     need_at_least(1, batch=batch, threads=threads)
     need_seed(seed)
     if preset is not None and (preset != "table1" or methods is not None):
         refuse(f"--preset {preset} must be table1, without --methods")
-    try:
-        chosen = tuple(PAPER) if preset else parse_methods(methods or "dense")
-    except ValueError as error:
-        refuse(f"--methods: {error}")
+    chosen = tuple(PAPER) if preset else read_methods(methods or "dense")
     need_outputs(json, None)
     if threads is not None:
         torch.set_num_threads(threads)

