@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 SEEDS = ("0", "1", "2")
-IMDB = ["--train-rows", "1200", "--eval-rows", "1000", "--epochs", "1", "--lr", "2e-4", "--warmup", "0.1"]
+IMDB = ["--train-rows", "1200", "--eval-rows", "1000", "--epochs", "1", "--lr", "1e-4", "--pad", "grouped"]
 # Presets, and with which other attention the same model is evaluated as well.
 IMDB_RUNS = {
     "imdb/bert": ("dense", "smyrf:8x32"),

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 import tiny
@@ -22,6 +24,7 @@ pytest.importorskip("accelerate")
 import smyrf  # noqa: E402
 from smyrf import Dense, Smyrf, Tangent  # noqa: E402
 from smyrf.nlp.checkpoints import last_checkpoint, remove_all, remove_half_written  # noqa: E402
+from smyrf.nlp.order import GroupedByLength  # noqa: E402
 from smyrf.nlp.presets import PRESETS  # noqa: E402
 from smyrf.nlp.recipe import Recipe  # noqa: E402
 from smyrf.nlp.results import load_result, load_results  # noqa: E402
@@ -305,6 +308,38 @@ def test_dense_is_the_models_own_attention(models, data, tmp_path):
     assert "smyrf" not in str(prepare(recipe, data).config._attn_implementation)
 
 
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=50), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_grouped_batches_hold_every_row_once_and_depend_on_seed_and_epoch(lengths, batch_size, seed):
+    order = GroupedByLength(lengths, batch_size, seed)
+    first = list(order)
+    assert sorted(first) == list(range(len(lengths)))
+    assert list(order) == first
+    order.set_epoch(1)
+    later = GroupedByLength(lengths, batch_size, seed)
+    later.set_epoch(1)
+    assert list(order) == list(later)
+    # Rows of one batch are neighbours in the sorted group that they come from.
+    spread = [max(part) - min(part) for part in (_batch(lengths, first, i, batch_size) for i in range(len(order)))]
+    ranks = sorted(lengths)
+    widest = max(ranks[min(i + batch_size, len(ranks)) - 1] - ranks[i] for i in range(len(ranks)))
+    assert max(spread) <= widest
+
+
+def _batch(lengths, order, i, batch_size):
+    start = i // batch_size * batch_size
+    return [lengths[place] for place in order[start : start + batch_size]]
+
+
+def test_grouping_leaves_dense_evaluation_as_it_is(models, data, tmp_path):
+    metrics, steps = [], []
+    for pad in ("max_length", "grouped"):
+        recipe = Recipe(task="sst2", model=models["bert"], max_length=16, max_steps=1, learning_rate=1e-9, pad=pad)
+        result = finetune(recipe, tmp_path, data)
+        metrics.append(result.evaluations[0].metrics)
+        steps.append(result.n_steps)
+    assert metrics[0] == metrics[1] and steps == [1, 1]
+
+
 def test_half_written_checkpoints_are_not_resumed(tmp_path):
     assert last_checkpoint(tmp_path) is None
     for step, marks in ((2, ["whole-0-of-1"]), (4, ["whole-0-of-2"]), (6, [])):
@@ -335,9 +370,11 @@ def _only_result(folder):
     return json.loads(file.read_text())
 
 
-def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data, tmp_path):
+@pytest.mark.parametrize("pad", ["max_length", "grouped"])
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data, tmp_path, pad):
     command = [sys.executable, "-m", "smyrf.cli"]
-    more = ["--train-method", "smyrf:2x4", "--epochs", "37"]  # 148 steps, a loss every 8, a checkpoint every 16
+    # 148 steps, a loss every 8, a checkpoint every 16
+    more = ["--train-method", "smyrf:2x4", "--epochs", "37", "--pad", pad]
     killed = tmp_path / "killed"
     process = subprocess.Popen(
         [*command, *_command(models, data, killed, *more)],

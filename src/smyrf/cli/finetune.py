@@ -76,7 +76,10 @@ def run(
         typer.Option(help="Attention in evaluation, may be given several times; that of training by default."),
     ] = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens; the rest of a text is cut off.")] = None,
-    pad: Annotated[str | None, typer.Option(help="max_length, as the paper does, or longest of a batch.")] = None,
+    pad: Annotated[
+        str | None,
+        typer.Option(help="max_length, as the paper does, longest of a batch, or grouped: batches of like lengths."),
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Rows of a step, over all processes.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Over the training split.")] = None,
     lr: Annotated[

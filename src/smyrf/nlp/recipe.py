@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from smyrf.methods import Dense, Method, Smyrf, check_method, method_from_dict, method_label, method_to_dict
 from smyrf.nlp.tasks import find_task
 
-PADS = ("max_length", "longest")
+PADS = ("max_length", "longest", "grouped")
 # More than anybody has use for.
 _MOST = {"epochs": 1e6, "learning_rate": 1e30}
 
@@ -39,7 +39,8 @@ class Recipe:
         train_method: attention during training.
         eval_methods: attention during evaluation, each in turn; () for that of training.
         max_length: tokens, further ones are cut off.
-        pad: "max_length", as the paper does, or "longest" of a batch, which is faster but has fewer keys to leave out.
+        pad: "max_length", as the paper does; "longest" of a batch, which is faster but has fewer keys to leave out; or
+            "grouped", the same with rows of like lengths in a batch, which is faster still.
         batch_size: rows of an optimisation step, over all processes.
         epochs: over the training split.
         max_steps: stop after so many steps; None for all.

@@ -16,6 +16,7 @@ from smyrf.models.replace import replace_attention, restore_attention
 from smyrf.nlp.data import load_splits
 from smyrf.nlp.encoder import hash_model, load_classifier, load_config, load_tokenizer, quiet
 from smyrf.nlp.metrics import compute_metrics
+from smyrf.nlp.order import GroupedByLength, lengths, longest_first
 from smyrf.nlp.recipe import Inputs, Recipe, describe
 from smyrf.nlp.results import SUFFIX, Evaluation, Result, load_result
 from smyrf.nlp.tasks import TASKS
@@ -153,7 +154,7 @@ def train(
     console: Console | None = None,
 ) -> Result:
     """`finetune` of what has been prepared."""
-    from transformers import DataCollatorWithPadding, Trainer, set_seed
+    from transformers import DataCollatorWithPadding, set_seed
     from transformers.trainer_callback import PrinterCallback
 
     from smyrf.nlp.checkpoints import MarkWhole, last_checkpoint, n_marks, remove_all, remove_half_written
@@ -168,12 +169,16 @@ def train(
     set_attention(model, recipe.train_method)
     console = console or Console(quiet=True)
     progress = ShowProgress(console, f"{task.title} {recipe.label} seed {recipe.seed}")
-    trainer = Trainer(
+    trainer = _trainer_class(recipe, prepared.splits["train"])(
         model=model,
         args=arguments,
         train_dataset=prepared.splits["train"],
         processing_class=prepared.tokenizer,
-        data_collator=DataCollatorWithPadding(prepared.tokenizer, padding=recipe.pad, max_length=recipe.max_length),
+        data_collator=DataCollatorWithPadding(
+            prepared.tokenizer,
+            padding="longest" if recipe.pad == "grouped" else recipe.pad,
+            max_length=recipe.max_length,
+        ),
         compute_metrics=lambda found: compute_metrics(task.metrics, found.label_ids, found.predictions),
         callbacks=[MarkWhole(), *([progress] if is_first_process() else [])],
     )
@@ -198,6 +203,8 @@ def train(
                 for split in task.splits:
                     set_seed(recipe.seed)  # hashes of one evaluation do not depend on those before it
                     rows = prepared.splits[split]
+                    if recipe.pad == "grouped":
+                        rows = longest_first(rows)
                     progress.begin(f"evaluate {describe(method)}", math.ceil(len(rows) / recipe.batch_size))
                     began = time.perf_counter()
                     found = trainer.predict(rows, metric_key_prefix="eval").metrics
@@ -258,6 +265,24 @@ def restore_dense(model: Any) -> None:
 
     if any(hasattr(module, ATTRIBUTE) for module in model.modules()):
         restore_attention(model)
+
+
+def _trainer_class(recipe: Recipe, rows: Any) -> Any:
+    """Trainer, with rows of like lengths in a batch where the recipe says so.
+
+    Its own grouping by length draws the order of an epoch from the global generator, which a resumed run has in
+    another state.
+    """
+    from transformers import Trainer
+
+    if recipe.pad != "grouped":
+        return Trainer
+
+    class GroupedTrainer(Trainer):  # type: ignore[misc]
+        def _get_train_sampler(self, train_dataset: Any = None) -> GroupedByLength:
+            return GroupedByLength(lengths(rows), recipe.batch_size, recipe.seed)
+
+    return GroupedTrainer
 
 
 def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
