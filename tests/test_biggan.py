@@ -196,7 +196,7 @@ def test_our_own_files_come_back(tmp_path):
     save_network(network, tmp_path / "g.safetensors")
     again = load_generator(tmp_path / "g.safetensors", Tangent(0.5))
     assert replace(again.config, method=Dense()) == config
-    assert [block.method for block in attention_blocks(again)] == [Tangent(0.5)]
+    assert [block.attend.method for block in attention_blocks(again)] == [Tangent(0.5)]
     set_method(again, Dense())
     z = torch.randn(2, 9)
     assert torch.equal(network(z), again(z))

@@ -67,7 +67,7 @@ def test_the_same_latents_in_every_row_and_the_generator_as_it_was():
     assert rows[1].distance > 0.0
     again = compare(network, methods[1:2], 2, seed=3)
     assert torch.equal(again[0].images, rows[1].images)
-    assert [block.method for block in attention_blocks(network)] == [Dense()] and network.training
+    assert [block.attend.method for block in attention_blocks(network)] == [Dense()] and network.training
 
 
 @pytest.mark.parametrize(

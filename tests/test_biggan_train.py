@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import smyrf
 from smyrf import Smyrf
 from smyrf.biggan.config import Config
+from smyrf.biggan.networks import attention_blocks
 from smyrf.biggan.pictures import load_pictures
 from smyrf.biggan.recipe import PRESETS, Recipe
 from smyrf.biggan.train import Run
@@ -73,6 +74,54 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(pictures, tmp_p
     assert sorted(path.name for path in (tmp_path / "cut" / "grids").iterdir()) == ["0000002.png", "0000004.png"]
     with pytest.raises(ValueError, match="belongs to another recipe"):
         Run(recipe(4, seed=1), pictures, tmp_path / "cut")
+
+
+def test_the_budget_follows_the_error_and_survives_a_stop(pictures, tmp_path):
+    options = {"max_error": 0.01, "adapt_every": 2}
+    whole = Run(recipe(6, **options), pictures, tmp_path / "whole")
+    whole.train(done=lambda losses: None)
+    methods = [layer.method for layer in whole.schedule.layers.values()]
+    assert len(methods) == 2  # one of each network
+    assert all(method.n_hashes > 2 for method in methods)
+    averaged = [block.attend.method for block in attention_blocks(whole.average.network)]
+    assert averaged == [block.attend.method for block in attention_blocks(whole.generator)]
+    Run(recipe(3, **options), pictures, tmp_path / "cut").train(done=lambda losses: None)
+    again = Run(recipe(6, **options), pictures, tmp_path / "cut")
+    again.train(done=lambda losses: None)
+    assert again.schedule.history == whole.schedule.history and len(whole.schedule.history) == 6
+    assert all(torch.equal(value, weights(again)[name]) for name, value in weights(whole).items())
+
+
+def test_losses_are_the_same_where_checkpoints_fall_between_them(pictures, tmp_path):
+    how = {"log_every": 3, "save_every": 2, "grid_every": 100}
+    whole = Run(recipe(6), pictures, tmp_path / "whole")
+    whole.train(done=lambda losses: None, **how)
+    run = Run(recipe(6), pictures, tmp_path / "cut")
+
+    def stop(losses):
+        if run.step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.train(done=stop, **how)
+    again = Run(recipe(6), pictures, tmp_path / "cut")
+    assert again.step == 4
+    again.train(done=lambda losses: None, **how)
+    assert again.losses == whole.losses and [losses.step for losses in whole.losses] == [3, 6]
+
+
+def test_tensorboard_shows_losses_budgets_and_grids(npz, tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    more = ["--steps", "8", "--tensorboard", "--max-error", "0.01", "--adapt-every", "4"]
+    done = CliRunner().invoke(app, command(npz, tmp_path, *more))
+    assert done.exit_code == 0, done.output
+    (folder,) = tmp_path.glob("*/tensorboard")
+    found = events.EventAccumulator(str(folder), {"scalars": 0, "images": 0})
+    found.Reload()
+    assert [one.step for one in found.Scalars("loss/generator")] == [4, 8]
+    assert [one.step for one in found.Images("images")] == [8]
+    rounds = [name for name in found.Tags()["scalars"] if name.startswith("rounds/")]
+    assert len(rounds) == 2 and found.Scalars(rounds[0])[-1].value > 2
 
 
 def test_recipes_survive_json_and_presets_are_the_papers():
@@ -130,7 +179,10 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(npz, tmp_pat
 def test_two_processes_train_together(npz, tmp_path):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "smyrf.cli"]
     done = subprocess.run(
-        [*words, *command(npz, tmp_path, "--steps", "4")], env=environment(), capture_output=True, text=True
+        [*words, *command(npz, tmp_path, "--steps", "4", "--max-error", "0.01", "--adapt-every", "2")],
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("step 4: losses") == 1
@@ -159,6 +211,8 @@ def test_accumulated_parts_see_the_same_images(pictures, tmp_path):
         (["{n}", "--batch", "5", "--accumulate", "2"], "batch_size=5 must be a multiple of accumulate=2"),
         (["{n}", "--generator-rate", "0"], "generator_rate=0.0 must be positive"),
         (["{n}", "--log-every", "0"], "must be at least 1"),
+        (["{n}", "--resolution", "32", "--max-error", "0.1"], "max_error=0.1 needs Smyrf or Tangent attention, not"),
+        (["{n}", "--resolution", "32", "--method", "tangent:0.5", "--max-error", "-1"], "max_error=-1.0 must be"),
         (["nowhere"], "nowhere is neither a folder nor an .npz file"),
     ],
 )

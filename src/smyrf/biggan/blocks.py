@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from smyrf.attention import attention
 from smyrf.biggan import spectral
-from smyrf.methods import Method, check_method
+from smyrf.methods import Method
+from smyrf.nn import SmyrfAttention
 
 EPSILON, MOMENTUM = 1e-5, 0.1
 
@@ -106,8 +106,8 @@ class AttentionBlock(nn.Module):
 
     θ asks, φ and g are looked at, all three by 1×1 convolutions; scores are not scaled.
 
-    `method` and `seed` (of hashes; None for PyTorch's own chance) may be changed at any time: weights do not depend on
-    them.
+    `attend.method` and `attend.seed` (of hashes; None for PyTorch's own chance) may be changed at any time: weights do
+    not depend on them.
 
     Args:
         method: how to attend.
@@ -115,9 +115,8 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, n_channels: int, method: Method) -> None:
         super().__init__()
-        check_method(method)
-        self.method = method
-        self.seed: int | None = None
+        # A module of its own, without weights, so that an AdaptiveSchedule finds it.
+        self.attend = SmyrfAttention(method, scale=1.0)
         narrow, half = max(1, n_channels // 8), max(1, n_channels // 2)
         self.theta = spectral.Conv2d(n_channels, narrow, 1, bias=False)
         self.phi = spectral.Conv2d(n_channels, narrow, 1, bias=False)
@@ -127,7 +126,7 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.project(x)
-        out = attention(q, k, v, method=self.method, scale=1.0, generator=self.seed)  # (B, 1, N, C / 2)
+        out = self.attend(q, k, v)  # (B, 1, N, C / 2)
         image = out[:, 0].transpose(1, 2).reshape(len(x), -1, *x.shape[2:])  # (B, C / 2, H, W)
         return self.gamma * self.o(image) + x
 

@@ -6,6 +6,7 @@ Shapes: B images, Z latent numbers, R × R pixels.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -166,4 +167,15 @@ def set_method(network: nn.Module, method: Method, seed: int | None = None) -> N
     if not blocks:
         raise ValueError(f"{type(network).__name__} has no attention block")
     for block in blocks:
-        block.method, block.seed = method, seed
+        block.attend.method, block.attend.seed = method, seed
+
+
+@contextmanager
+def restored_methods(network: nn.Module) -> Iterator[None]:
+    """Gives attention blocks back, at the end, the method and the seed that they had."""
+    before = [(block.attend, block.attend.method, block.attend.seed) for block in attention_blocks(network)]
+    try:
+        yield
+    finally:
+        for layer, method, seed in before:
+            layer.method, layer.seed = method, seed

@@ -10,6 +10,7 @@ from typing import Any
 
 from smyrf.biggan.config import Config
 from smyrf.methods import Dense, Method, Smyrf, Tangent, method_label
+from smyrf.tuning.search import check_target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,9 @@ class Recipe:
         ema: share of the old in the average of the generator's weights, from which images are drawn.
         ema_start: step from which on it is an average; before it is a copy.
         flip: mirror half of the images.
+        max_error: bound on the error of attention, which the budget then follows (`smyrf.AdaptiveSchedule`); None for
+            a fixed budget.
+        adapt_every: steps between its changes.
         seed: of weights, latents, the order of images and hashes.
 
     Example:
@@ -48,12 +52,15 @@ class Recipe:
     ema: float = 0.9999
     ema_start: int = 1000
     flip: bool = False
+    max_error: float | None = None
+    adapt_every: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.config, Config):
             raise TypeError(f"config={self.config!r} must be a Config")
-        for name, least in (("batch_size", 1), ("accumulate", 1), ("n_steps", 1), ("n_critic", 1), ("ema_start", 0)):
+        counts = ("batch_size", "accumulate", "n_steps", "n_critic", "adapt_every")
+        for name, least in (*((count, 1) for count in counts), ("ema_start", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}={value!r} must be an int, at least {least}")
@@ -67,6 +74,10 @@ class Recipe:
             value = getattr(self, name)
             if not (isinstance(value, int | float) and 0.0 <= value < 1.0):
                 raise ValueError(f"{name}={value!r} must be in [0, 1)")
+        if self.max_error is not None:
+            check_target(self.max_error)
+            if not isinstance(self.config.method, Smyrf | Tangent):
+                raise ValueError(f"max_error={self.max_error} needs Smyrf or Tangent attention, not {self.label}")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed={self.seed!r} must be an int in [0, 2**32)")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from smyrf.biggan.grids import save_comparison, save_image, tile
 from smyrf.biggan.latents import draw_classes, draw_latents, generate
-from smyrf.biggan.networks import Generator, attention_blocks, set_method
+from smyrf.biggan.networks import Generator, restored_methods, set_method
 from smyrf.methods import Dense, Method, method_label
 
 
@@ -85,9 +85,8 @@ def compare(
     z = draw_latents(n_images, generator.config.n_latent, truncation=truncation, seed=seed)
     numbers = draw_classes(n_images, generator, classes, seed)
     shares = {method: memory_share(generator, method) for method in methods}
-    before = [(block, block.method, block.seed) for block in attention_blocks(generator)]
     rows: list[Row] = []
-    try:
+    with restored_methods(generator):
         set_method(generator, Dense())
         dense = generate(generator, z, numbers, batch)
         remaining: Iterable[Method] = track(methods)
@@ -96,9 +95,6 @@ def compare(
             images = dense if isinstance(method, Dense) else generate(generator, z, numbers, batch)
             distance = torch.linalg.vector_norm(images - dense) / torch.linalg.vector_norm(dense)
             rows.append(Row(method, images, shares[method], float(distance)))
-    finally:
-        for block, method, own in before:
-            block.method, block.seed = method, own
     return rows
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from smyrf.biggan.features import FeatureNetwork, look
 from smyrf.biggan.latents import draw_classes, draw_latents, generate
-from smyrf.biggan.networks import Generator, attention_blocks, set_method
+from smyrf.biggan.networks import Generator, restored_methods, set_method
 from smyrf.biggan.pictures import Pictures
 from smyrf.biggan.sample import memory_share
 from smyrf.biggan.statistics import Moments, frechet_distance, inception_score, moments
@@ -100,9 +100,8 @@ def score(
     shares = [memory_share(generator, method) for method in methods]
     z = draw_latents(n_images, generator.config.n_latent, truncation=truncation, seed=seed)
     classes = draw_classes(n_images, generator, None, seed)
-    before = [(block, block.method, block.seed) for block in attention_blocks(generator)]
     dense: Moments | None = None
-    try:
+    with restored_methods(generator):
         for method, share in zip(methods, shares, strict=True):
             set_method(generator, method, seed)
 
@@ -123,6 +122,3 @@ def score(
                 None if dense is None else frechet_distance(own, dense),
                 None if seen.probabilities is None else inception_score(seen.probabilities, n_parts),
             )
-    finally:
-        for block, method, own_seed in before:
-            block.method, block.seed = method, own_seed

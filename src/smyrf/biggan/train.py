@@ -1,7 +1,7 @@
 """Training BigGAN: hinge loss, two learning rates, checkpoints from which a killed run goes on as if it had not been.
 
 Everything that is drawn by chance in a step follows from the seed, the step and the process: a checkpoint holds
-weights, the states of both optimizers and the losses so far, and nothing else is needed.
+weights, the states of both optimizers, the losses and the schedule so far, and nothing else is needed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from smyrf.atomic import write_json
 from smyrf.biggan.average import Average
+from smyrf.biggan.board import Board
 from smyrf.biggan.checkpoints import CheckpointError, fill, read_state, save_network
 from smyrf.biggan.grids import save_image, tile
 from smyrf.biggan.latents import draw_classes, draw_latents, generate
-from smyrf.biggan.networks import Discriminator, Generator
+from smyrf.biggan.networks import Discriminator, Generator, attention_blocks
 from smyrf.biggan.order import Order, step_seed
 from smyrf.biggan.pictures import Pictures
 from smyrf.biggan.recipe import Recipe
+from smyrf.tuning.schedule import AdaptiveSchedule
 
 N_KEPT = 2
 # Numbers by which chance is told apart.
@@ -87,7 +89,14 @@ class Run:
                 self.discriminator.parameters(), recipe.discriminator_rate, betas, recipe.epsilon
             ),
         }
+        both = nn.ModuleDict({"generator": self.generator, "discriminator": self.discriminator})
+        self.schedule = (
+            None
+            if recipe.max_error is None
+            else AdaptiveSchedule(both, max_error=recipe.max_error, every=recipe.adapt_every, seed=recipe.seed)
+        )
         self.step, self.losses = 0, list[Losses]()
+        self._sums = [0.0] * 4  # of losses and scores, since the last that were logged
         self._resume()
         self._prepare()
 
@@ -103,33 +112,37 @@ class Run:
         log_every: int = 100,
         save_every: int = 1000,
         grid_every: int = 1000,
+        board: Board | None = None,
         done: Callable[[Losses | None], None],
     ) -> None:
         """Trains to the recipe's last step.
 
         Args:
             log_every, save_every, grid_every: steps between losses, checkpoints and grids.
+            board: is shown the losses and grids as well.
             done: is called after each step, with the losses where they are logged.
         """
         recipe = self.recipe
-        sums = torch.zeros(4, dtype=torch.float64)
-        n_summed = 0
         while self.step < recipe.n_steps:
-            sums += self._one_step()
-            n_summed += 1
+            self._sums = [total + one for total, one in zip(self._sums, self._one_step().tolist(), strict=True)]
             self.step += 1
             self.average.update(self.generator, copies=self.step < recipe.ema_start)
+            self._adapt()
             logged = None
             is_last = self.step == recipe.n_steps
             if self.step % log_every == 0 or is_last:
-                logged = Losses(self.step, *(sums / n_summed).tolist())
+                n_summed = self.step - (self.losses[-1].step if self.losses else 0)
+                logged = Losses(self.step, *(total / n_summed for total in self._sums))
                 self.losses.append(logged)
-                sums.zero_()
-                n_summed = 0
+                self._sums = [0.0] * 4
+                if board is not None:
+                    board.add_losses(logged)
+                    if self.schedule is not None:
+                        board.add_methods({name: one.method for name, one in self.schedule.layers.items()}, self.step)
             if self.step % save_every == 0 or is_last:
                 self.save()
             if (self.step % grid_every == 0 or is_last) and self.accelerator.is_main_process:
-                self.save_grid()
+                self.save_grid(board)
             done(logged)
 
     def _one_step(self) -> Tensor:
@@ -164,6 +177,24 @@ class Run:
         self.optimizers["generator"].step()
         return found
 
+    def _adapt(self) -> None:
+        """Has the budget follow the error, where the recipe says so: the same on all processes, and for the average."""
+        if self.schedule is None:
+            return
+        self.schedule()
+        was_due = (self.step - 1) % self.recipe.adapt_every == 0
+        if was_due and self.accelerator.num_processes > 1:  # each has watched images of its own
+            from accelerate.utils import broadcast_object_list
+
+            (state,) = broadcast_object_list([self.schedule.state_dict()])
+            self.schedule.load_state_dict(state)
+        self._share_methods()
+
+    def _share_methods(self) -> None:
+        blocks = zip(attention_blocks(self.generator), attention_blocks(self.average.network), strict=True)
+        for block, averaged in blocks:
+            averaged.attend.method = block.attend.method
+
     def _real(self, critic: int, part: int) -> tuple[Tensor, Tensor | None]:
         recipe = self.recipe
         n_parts = recipe.accumulate * self.accelerator.num_processes
@@ -182,14 +213,17 @@ class Run:
             return z, None
         return z, torch.randint(config.n_classes, (self.n_part,)).to(device)
 
-    def save_grid(self) -> None:
+    def save_grid(self, board: Board | None = None) -> None:
         """Writes images of the averaged generator, the same latents each time."""
         seed = step_seed(self.recipe.seed, _GRID)
         z = draw_latents(self.n_grid, self.recipe.config.n_latent, seed=seed)
         assert isinstance(self.average.network, Generator)
         classes = draw_classes(self.n_grid, self.average.network, None, seed)
         images = generate(self.average.network, z, classes, self.n_part)
-        save_image(tile(images), self.folder / "grids" / f"{self.step:07d}.png")
+        grid = tile(images)
+        save_image(grid, self.folder / "grids" / f"{self.step:07d}.png")
+        if board is not None:
+            board.add_grid(grid, self.step)
 
     def save(self) -> None:
         """Writes a checkpoint, whole or not at all, and removes old ones."""
@@ -204,7 +238,13 @@ class Run:
             save_network(network, temporary / f"{name}.safetensors")
         states = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
         torch.save(states, temporary / "optimizers.pt")
-        state = {"step": self.step, "recipe": self.recipe.to_dict(), "losses": [vars(one) for one in self.losses]}
+        state = {
+            "step": self.step,
+            "recipe": self.recipe.to_dict(),
+            "losses": [vars(one) for one in self.losses],
+            "sums": self._sums,
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
+        }
         write_json(temporary / "state.json", state)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
@@ -235,6 +275,10 @@ class Run:
             optimizer.load_state_dict(optimizers[name])
         self.step = state["step"]
         self.losses = [Losses(**one) for one in state["losses"]]
+        self._sums = state["sums"]
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+            self._share_methods()
 
 
 def _checkpoints(folder: Path) -> list[Path]:

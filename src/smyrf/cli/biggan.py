@@ -205,10 +205,15 @@ def train(
     ema: Annotated[float | None, typer.Option(help="Share of the old in the average of weights.")] = None,
     ema_start: Annotated[int | None, typer.Option(help="Step from which on weights are averaged.")] = None,
     flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None,
+    max_error: Annotated[
+        float | None, typer.Option(help="Bound on the error of attention, which its budget then follows.")
+    ] = None,
+    adapt_every: Annotated[int | None, typer.Option(help="Steps between changes of the budget.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, latents, the order of images and hashes.")] = 0,
     log_every: Annotated[int, typer.Option(help="Steps between losses.")] = 100,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 1000,
     grid_every: Annotated[int, typer.Option(help="Steps between grids of images.")] = 1000,
+    tensorboard: Annotated[bool, typer.Option(help="Write losses and grids for TensorBoard as well.")] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs"),
 ) -> None:
@@ -223,6 +228,7 @@ def train(
         TimeRemainingColumn,
     )
 
+    from smyrf.biggan.board import Board
     from smyrf.biggan.config import BOTTOM
     from smyrf.biggan.pictures import load_pictures
     from smyrf.biggan.recipe import PRESETS, change
@@ -231,8 +237,11 @@ def train(
     from smyrf.processes import is_first_process
 
     need_at_least(1, threads=threads, log_every=log_every, save_every=save_every, grid_every=grid_every)
-    need("accelerate", "finetune")
+    need("accelerate", "biggan")
+    need("safetensors", "biggan")
     need("PIL", "plots")
+    if tensorboard:
+        need("tensorboard", "tensorboard")
     if preset is not None and preset not in PRESETS:
         refuse(f"--preset {preset} must be one of {', '.join(PRESETS)}")
     try:
@@ -254,6 +263,7 @@ def train(
         "ema": ema,
     }
     of_run |= {"generator_rate": generator_rate, "discriminator_rate": discriminator_rate, "ema_start": ema_start}
+    of_run |= {"max_error": max_error, "adapt_every": adapt_every}
     try:
         n_classes = len(load_pictures(data, BOTTOM).class_names)
         recipe = change(PRESETS.get(preset or ""), n_classes, of_config, {**of_run, "flip": flip, "seed": seed})
@@ -277,5 +287,6 @@ def train(
                 said = f"step {losses.step:,}: losses {losses.generator:.3f} and {losses.discriminator:.3f}"
                 console.print(f"{said}, scores real {losses.real:.2f} fake {losses.fake:.2f}", highlight=False)
 
-        run.train(log_every=log_every, save_every=save_every, grid_every=grid_every, done=done)
+        board = Board(folder / "tensorboard", run.step) if tensorboard and is_first_process() else None
+        run.train(log_every=log_every, save_every=save_every, grid_every=grid_every, board=board, done=done)
     console.print(f"written: {escape(str(folder))}", highlight=False, soft_wrap=True)
