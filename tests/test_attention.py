@@ -40,8 +40,31 @@ def test_one_cluster_is_dense_for_any_number_of_rounds(backend, n_hashes, masked
     torch.testing.assert_close(out.double(), oracle.dense(q, k, v, 13**-0.5, whole), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("width", "value_width"), [(4, 16), (24, 8)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_dense_with_values_of_another_width_never_forms_the_map(width, value_width, is_causal):
+    q, k = torch.randn(2, 4, 90, width), torch.randn(2, 2, 70, width)
+    v, mask = torch.randn(2, 2, 70, value_width), torch.rand(2, 70) < 0.7
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    options = {"method": Dense(), "is_causal": is_causal, "enable_gqa": True, "key_mask": None if is_causal else mask}
+    with torch.profiler.profile() as profile:
+        out = attention(q, k, v, **options)
+    assert any("flash_attention" in event.key for event in profile.key_averages())
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    bias = None if is_causal else torch.where(mask, 0.0, -torch.inf)[:, None, None].double()
+    expected = F.scaled_dot_product_attention(*exact, attn_mask=bias, is_causal=is_causal, enable_gqa=True)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-4)
+    seen = torch.randn_like(out)
+    found = torch.autograd.grad(out, (q, k, v), seen)
+    for one, other in zip(found, torch.autograd.grad(expected, exact, seen.double()), strict=True):
+        torch.testing.assert_close(one.double(), other, atol=1e-4, rtol=1e-3)
+    _, moved = torch.func.jvp(lambda q: attention(q, k, v, **options), (q,), (torch.ones_like(q),))
+    assert moved.shape == out.shape
+
+
 def test_dense_is_pytorchs_own_function_to_the_bit():
-    q, k, v = problem()
+    q, k, _ = problem()
+    v = torch.randn_like(k)  # of another width it is to rounding
     assert torch.equal(attention(q, k, v, method=Dense()), F.scaled_dot_product_attention(q, k, v))
     same = attention(q, k[:, :, :97], v[:, :, :97], method=Dense(), is_causal=True, scale=0.5)
     assert torch.equal(same, F.scaled_dot_product_attention(q, k[:, :, :97], v[:, :, :97], is_causal=True, scale=0.5))
