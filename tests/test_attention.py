@@ -40,11 +40,12 @@ def test_one_cluster_is_dense_for_any_number_of_rounds(backend, n_hashes, masked
     torch.testing.assert_close(out.double(), oracle.dense(q, k, v, 13**-0.5, whole), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("width", "value_width"), [(4, 16), (24, 8)])
+@pytest.mark.parametrize(("width", "value_width"), [(4, 16), (24, 8), (8, 8)])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_dense_with_values_of_another_width_never_forms_the_map(width, value_width, is_causal):
+def test_dense_with_values_of_any_width_and_order_never_forms_the_map(width, value_width, is_causal):
     q, k = torch.randn(2, 4, 90, width), torch.randn(2, 2, 70, width)
-    v, mask = torch.randn(2, 2, 70, value_width), torch.rand(2, 70) < 0.7
+    v = torch.randn(2, 2, value_width, 70).transpose(2, 3)  # as an image's channels lie
+    mask = torch.rand(2, 70) < 0.7
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     options = {"method": Dense(), "is_causal": is_causal, "enable_gqa": True, "key_mask": None if is_causal else mask}
     with torch.profiler.profile() as profile:
@@ -58,8 +59,9 @@ def test_dense_with_values_of_another_width_never_forms_the_map(width, value_wid
     found = torch.autograd.grad(out, (q, k, v), seen)
     for one, other in zip(found, torch.autograd.grad(expected, exact, seen.double()), strict=True):
         torch.testing.assert_close(one.double(), other, atol=1e-4, rtol=1e-3)
-    _, moved = torch.func.jvp(lambda q: attention(q, k, v, **options), (q,), (torch.ones_like(q),))
-    assert moved.shape == out.shape
+    if width != value_width:  # PyTorch's own kernel has no forward mode where they are equal
+        _, moved = torch.func.jvp(lambda q: attention(q, k, v, **options), (q,), (torch.ones_like(q),))
+        assert moved.shape == out.shape
 
 
 def test_dense_is_pytorchs_own_function_to_the_bit():

@@ -1,0 +1,144 @@
+"""Time and memory of a training step of BigGAN with attention at full resolution, by attention.
+
+    python benchmarks/high_resolution.py --threads 2 --json …
+
+The paper's faces: 96 channels, one class, attention behind the generator's last block: at 128×128 pixels 16,384 queries
+on 4,096 keys, at 256×256 four times as many of both. One image in a batch: what an image adds is what is compared.
+Each case runs in a process of its own: both networks, both optimizers, their first steps; memory is what all of that
+needs at its peak, time that of the best step but the first. Results are kept after every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from smyrf.bench.fresh import peak_bytes
+from smyrf.bench.results import write
+from smyrf.bench.table import duration
+from smyrf.biggan.pictures import load_pictures
+from smyrf.biggan.recipe import PRESETS
+from smyrf.biggan.train import Losses, Run
+from smyrf.methods import method_to_dict, parse_method
+
+NONE = "none"
+CASES = {
+    128: (NONE, "dense", "smyrf:4x2048", "tangent:0.125", "tangent:0.016"),
+    256: (NONE, "dense", "smyrf:4x8192", "tangent:0.125", "tangent:0.016"),
+}
+N_STEPS = 4
+
+
+class EnoughError(Exception):
+    """Ends a run before it writes its networks."""
+
+
+def measure(resolution: int, name: str, channels: int, threads: int) -> dict[str, Any]:
+    """Seconds of a step and bytes at the peak."""
+    torch.set_num_threads(threads)
+    recipe = replace(PRESETS["celeba-128/dense-64"], batch_size=1, n_steps=N_STEPS)
+    attention = () if name == NONE else (resolution,)
+    method = parse_method("dense" if name == NONE else name)
+    shape = {"resolution": resolution, "channels": channels, "attention": attention, "method": method}
+    recipe = replace(recipe, config=replace(recipe.config, **shape))
+    times = [time.perf_counter()]
+    with tempfile.TemporaryDirectory() as folder:
+        images = numpy.random.default_rng(0).integers(0, 256, (2, resolution, resolution, 3), numpy.uint8)
+        numpy.savez(Path(folder) / "images.npz", images=images)
+        pictures = load_pictures(Path(folder) / "images.npz", resolution)
+
+        def done(losses: Losses | None) -> None:
+            times.append(time.perf_counter())
+            if len(times) == N_STEPS:
+                raise EnoughError
+
+        def train() -> None:
+            run = Run(recipe, pictures, Path(folder) / "run")
+            times[0] = time.perf_counter()
+            try:
+                run.train(done=done)
+            except EnoughError:
+                return
+
+        n_bytes = peak_bytes(train)
+    seconds = min(after - before for before, after in itertools.pairwise(times[1:]))
+    return {
+        "resolution": resolution,
+        "attention": name,
+        "method": None if name == NONE else method_to_dict(method),
+        "memory_share": None if name == NONE else method.memory_share(resolution**2 // 4, resolution**2),
+        "seconds": seconds,
+        "bytes": n_bytes,
+    }
+
+
+def ask(resolution: int, name: str, channels: int, threads: int) -> dict[str, Any]:
+    """`measure`, in a process of its own; what the system kills for want of memory has no figures."""
+    request = json.dumps([resolution, name, channels, threads])
+    answer = subprocess.run([sys.executable, __file__, "--case", request], capture_output=True, text=True, check=False)
+    if answer.returncode < 0:
+        return {"resolution": resolution, "attention": name, "seconds": None, "bytes": None}
+    if answer.returncode:
+        raise RuntimeError(f"{name} at {resolution} failed: {answer.stderr.strip().splitlines()[-1]}")
+    return json.loads(answer.stdout)
+
+
+def table(rows: list[dict[str, Any]], channels: int) -> Table:
+    found = Table(title=f"a training step on one image, {channels} channels", title_justify="left")
+    for name in ("pixels", "attention", "step", "of it attention", "memory"):
+        found.add_column(name, justify="left" if name == "attention" else "right", no_wrap=True)
+    rest = {row["resolution"]: row["seconds"] for row in rows if row["attention"] == NONE}
+    previous = None
+    for row in rows:
+        if previous not in (None, row["resolution"]):
+            found.add_section()
+        previous, seconds = row["resolution"], row["seconds"]
+        if seconds is None:
+            found.add_row(str(row["resolution"]), row["attention"], "out of memory", "", "")
+            continue
+        own = "" if row["attention"] == NONE else duration(max(0.0, seconds - rest[row["resolution"]]))
+        found.add_row(
+            str(row["resolution"]), row["attention"], duration(seconds), own, f"{row['bytes'] / 2**30:.2f} GiB"
+        )
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--channels", type=int, default=96, help="fewer for a quick look")
+    parser.add_argument("--resolutions", type=int, nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.case is not None:
+        print(json.dumps(measure(*json.loads(given.case))))
+        return
+    console, rows = Console(), []
+    cases = [(resolution, name) for resolution in given.resolutions for name in CASES[resolution]]
+    for resolution, name in track(cases, "training steps", console=console):
+        rows.append(ask(resolution, name, given.channels, given.threads))
+        if given.json is not None:
+            config = {"channels": given.channels, "batch": 1, "steps": N_STEPS}
+            write(given.json, shlex.join(["python", *sys.argv]), given.threads, config, rows)
+    console.print(table(rows, given.channels))
+
+
+if __name__ == "__main__":
+    main()
