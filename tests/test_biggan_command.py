@@ -1,6 +1,7 @@
 """`smyrf biggan` as it is typed."""
 
 import json
+from dataclasses import replace
 import warnings
 
 import numpy
@@ -31,6 +32,8 @@ def weights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
     torch.save(network.state_dict(), folder / "G_ema.pth")
     save_network(network, folder / "g.safetensors")
+    # Attention at 64×64 pixels, as in the paper's table.
+    save_network(Generator(replace(CONFIG, resolution=64, channels=2, attention=(64,))), folder / "g64.safetensors")
     return folder
 
 
@@ -114,13 +117,16 @@ def place(tmp_path_factory):
 def test_scores_beside_the_papers(weights, place, tmp_path):
     words = ["--features", str(place / "sees.pt"), "--real", str(place / "real.npz"), "--number", "12"]
     words += ["--methods", "dense,smyrf:64x32,tangent:0.25", "--json", str(tmp_path / "s.json")]
-    done = runner.invoke(app, ["biggan", "score", str(weights / "G_ema.pth"), *words])
+    done = runner.invoke(app, ["biggan", "score", str(weights / "g64.safetensors"), *words])
     assert done.exit_code == 0, done.output
     assert "92.09 ± 1.83" in done.output and "12.18" in done.output
     dense, smyrf, _tangent = json.loads((tmp_path / "s.json").read_text())["scores"]
     assert dense["frechet_distance"] > 0 and dense["frechet_distance_to_dense"] == pytest.approx(0.0, abs=1e-6)
     assert smyrf["frechet_distance_to_dense"] >= 0.0 and smyrf["paper"]["fid"] == 12.18
     assert len(dense["inception_score"]) == 2
+    # With as many rounds and clusters of as many queries the share is another one at 32×32 pixels.
+    done = runner.invoke(app, ["biggan", "score", str(weights / "G_ema.pth"), *words])
+    assert done.exit_code == 0 and "paper" not in done.output
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -135,7 +141,7 @@ def test_the_papers_table_is_a_preset(weights, place, tmp_path):
         "--json",
         str(tmp_path / "s.json"),
     ]
-    done = runner.invoke(app, ["biggan", "score", str(weights / "G_ema.pth"), *words])
+    done = runner.invoke(app, ["biggan", "score", str(weights / "g64.safetensors"), *words])
     assert done.exit_code == 0, done.output
     scores = json.loads((tmp_path / "s.json").read_text())["scores"]
     found = [(one["paper"]["fid"], one["paper"]["inception_score"][0]) for one in scores]

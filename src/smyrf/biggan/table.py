@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from smyrf.biggan.sample import Row
-from smyrf.biggan.score import PAPER, Score
+from smyrf.biggan.score import Score
 from smyrf.methods import Dense, method_label
 
 
@@ -26,7 +26,7 @@ def image_table(rows: Sequence[Row], title: str) -> Table:
 
 def score_table(scores: Sequence[Score], title: str) -> Table:
     """Scores beside the paper's, which are of BigGAN on ImageNet at 128 pixels."""
-    quoted = any(one.method in PAPER and one.method != Dense() for one in scores)
+    quoted = any(one.paper is not None and one.method != Dense() for one in scores)
     names = [name for name, told in _COLUMNS.items() if any(told(one) is not None for one in scores)]
     found = _empty(title, "memory", *names, *(["paper's\nIS", "paper's\nFID"] if quoted else []))
     for one in scores:
@@ -35,7 +35,7 @@ def score_table(scores: Sequence[Score], title: str) -> Table:
             value = _COLUMNS[name](one)
             cells.append("–" if value is None else value)
         if quoted:
-            paper = PAPER.get(one.method)
+            paper = one.paper
             cells += ["–", "–"] if paper is None else [f"{paper[0]:.2f} ± {paper[1]:.2f}", f"{paper[2]:.2f}"]
         found.add_row(*cells, style="bold" if cells[0].startswith("Tangent") else "")
     found.caption = (
