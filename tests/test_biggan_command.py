@@ -1,8 +1,8 @@
 """`smyrf biggan` as it is typed."""
 
 import json
-from dataclasses import replace
 import warnings
+from dataclasses import replace
 
 import numpy
 import pytest
