@@ -225,3 +225,18 @@ def test_tasks_are_found_however_they_are_spelled():
     assert find_task("STS-B") is find_task("sts_b") is TASKS["stsb"]
     with pytest.raises(ValueError, match="task='boolq' must be one of cola"):
         find_task("boolq")
+
+
+def test_two_columns_that_could_be_one_are_refused(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"sentence1": "a", "sentence2": "b", "label": 0, "Quality": 1}\n')
+    with pytest.raises(DataError, match="two columns that could be 'label', one of them 'Quality'"):
+        read_split(tmp_path / "train.jsonl", TASKS["mrpc"])
+
+
+def test_splits_of_different_folders_are_not_mixed(tmp_path):
+    rows = '{"sentence": "a", "label": 0}\n{"sentence": "b", "label": 1}\n'
+    (tmp_path / "SST-2").mkdir()
+    (tmp_path / "SST-2" / "train.jsonl").write_text(rows)
+    (tmp_path / "dev.jsonl").write_text(rows)
+    with pytest.raises(DataError, match="in different folders"):
+        load_splits(TASKS["sst2"], tmp_path)

@@ -22,7 +22,7 @@ from smyrf.nlp.tasks import TASKS  # noqa: E402
 IMDB = Column("imdb", "test")
 
 
-def run(task, method, *values, seed=0, evaluated=None, data="d", **settings):
+def run(task, method, *values, seed=0, evaluated=None, data="d", weights="m", **settings):
     """A result with one evaluation for each value, in the order of the task's splits."""
     evaluated = method if evaluated is None else evaluated
     settings = {"model": "some/minilm", "max_length": 512 if task == "imdb" else 128, **settings}
@@ -31,7 +31,7 @@ def run(task, method, *values, seed=0, evaluated=None, data="d", **settings):
         Evaluation(evaluated, split, 100, dict.fromkeys(TASKS[task].metrics, value), 1.0)
         for split, value in zip(TASKS[task].splits, values, strict=True)
     )
-    return Result(recipe, evaluations, Inputs(data, "m"), "", 10, 80, ((5, 0.7), (10, 0.6)), 3.0, 2, 1)
+    return Result(recipe, evaluations, Inputs(data, weights), "", 10, 80, ((5, 0.7), (10, 0.6)), 3.0, 2, 1)
 
 
 def by_name(results):
@@ -252,3 +252,36 @@ def test_results_survive_their_file_and_damaged_ones_are_named(tmp_path):
     with pytest.raises(ValueError, match="holds no results"):
         load_results(tmp_path)
     assert replace(result, preset="x") != result
+
+
+def test_grouped_batches_are_other_runs_also_for_dense_attention():
+    results = [run("imdb", Dense(), 0.90), run("imdb", Dense(), 0.50, pad="grouped"), run("imdb", Smyrf(8, 32), 0.80)]
+    table = by_name(results)["imdb"]
+    assert [row.label for row in table.rows] == ["Dense", "Dense, pad=grouped", "Smyrf 8×32, pad=max_length"]
+    assert [table.gap(row, IMDB) and round(table.gap(row, IMDB).mean, 6) for row in table.rows][2] == -10.0
+    alike = by_name([run("imdb", Dense(), 0.9, pad="grouped"), run("imdb", Smyrf(8, 32), 0.8, pad="grouped")])["imdb"]
+    assert [row.label for row in alike.rows] == ["Dense", "Smyrf 8×32"]
+    assert "batches of like lengths" in markdown(alike)
+
+
+def test_models_of_one_name_and_other_data_are_rows_of_their_own():
+    results = [run("imdb", Dense(), 0.9), run("imdb", Dense(), 0.8, weights="n"), run("imdb", Dense(), 0.7, epochs=1.0)]
+    results.append(run("imdb", Dense(), 0.6, data="e"))
+    table = by_name(results)["imdb"]
+    assert sorted(cell.mean for row in table.rows for cell in row.cells.values()) == [60.0, 70.0, 80.0, 90.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"evaluations": []}, "it has no evaluations"),
+        ({"n_steps": 1e400}, "cannot convert float infinity"),
+        ({"recipe": {**run("imdb", Dense(), 0.9).recipe.to_dict(), "model": 5}}, "model=5 must be a path"),
+    ],
+)
+def test_damaged_results_are_named(tmp_path, change, words):
+    file = tmp_path / "a.run.json"
+    run("imdb", Dense(), 0.9).save(file, "")
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ValueError, match=f"a.run.json: {words}"):
+        load_result(file)

@@ -3,12 +3,15 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -24,6 +27,7 @@ pytest.importorskip("accelerate")
 import smyrf  # noqa: E402
 from smyrf import Dense, Smyrf, Tangent  # noqa: E402
 from smyrf.nlp.checkpoints import last_checkpoint, remove_all, remove_half_written  # noqa: E402
+from smyrf.nlp.command import finetune_all  # noqa: E402
 from smyrf.nlp.order import GroupedByLength  # noqa: E402
 from smyrf.nlp.presets import PRESETS  # noqa: E402
 from smyrf.nlp.recipe import Recipe  # noqa: E402
@@ -89,7 +93,7 @@ def test_training_learns_and_leaves_a_model_that_says_so(method, models, data, t
         learning_rate=1e-2,
     )
     result = finetune(recipe, tmp_path, data)
-    assert result.evaluations[0].metrics["accuracy"] > 0.9
+    assert result.evaluations[0].metrics["accuracy"] > 0.8  # 0.5 by chance, of 16 rows
     assert result.losses[-1][1] < 0.5 * result.losses[0][1]
     folder = model_folder(tmp_path, result)
     assert not list(folder.parent.glob("checkpoint-*"))
@@ -340,6 +344,67 @@ def test_grouping_leaves_dense_evaluation_as_it_is(models, data, tmp_path):
     assert metrics[0] == metrics[1] and steps == [1, 1]
 
 
+def test_weights_that_do_not_fit_their_config_are_refused(data, tmp_path):
+    deeper = Path(tiny.save_encoder(tmp_path / "deeper", n_layers=2))
+    config = json.loads((deeper / "config.json").read_text())
+    (deeper / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match=r"its weights do not fit its config: bert\.encoder\.layer\.2"):
+        finetune(Recipe(task="rte", model=str(deeper), max_length=16, max_steps=1), tmp_path / "runs", data)
+    assert not list((tmp_path / "runs").glob("*.run.json"))
+
+
+def test_another_tokenizer_makes_another_run(data, tmp_path):
+    folder = Path(tiny.save_encoder(tmp_path / "model"))
+    recipe = Recipe(task="rte", model=str(folder), max_length=16, max_steps=1)
+    before = prepare(recipe, data).name
+    (folder / "tokenizer_config.json").write_text((folder / "tokenizer_config.json").read_text() + " ")
+    assert prepare(recipe, data).name != before
+
+
+def test_a_damaged_checkpoint_is_named(models, data, tmp_path, monkeypatch):
+    recipe = Recipe(task="rte", model=models["bert"], max_length=16, epochs=8.0, batch_size=8)
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transformers.Trainer, "predict", stop)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(recipe, tmp_path, data)
+    monkeypatch.undo()
+    monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "cache"))
+    last = last_checkpoint(tmp_path / prepare(recipe, data).name)
+    (last / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ValueError, match=rf"{last.name} cannot be read: .*; remove it"):
+        finetune(recipe, tmp_path, data)
+
+
+def test_a_damaged_result_is_said_before_anything_is_trained(models, data, tmp_path):
+    recipe = Recipe(task="rte", model=models["bert"], max_length=16, max_steps=1)
+    prepared = prepare(replace(recipe, seed=1), data)
+    file = result_file(tmp_path, prepared)
+    file.write_text("{")
+    with pytest.raises(ValueError, match=re.escape(file.name)):
+        finetune_all(
+            [recipe, replace(recipe, seed=1)], tmp_path, data, preset="", keep_model=False, console=Console(quiet=True)
+        )
+    assert [path.name for path in tmp_path.glob("*.run.json")] == [file.name]
+
+
+def test_a_folder_for_token_ids_that_cannot_be_made_is_named(models, data, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="where token ids are kept, cannot be made"):
+        prepare(Recipe(task="rte", model=models["bert"], max_length=16), data)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"), [({"model": Path("a")}, "model="), ({"eval_methods": Dense()}, "tuple")]
+)
+def test_recipes_of_a_wrong_kind_are_refused(settings, words):
+    with pytest.raises(TypeError, match=words):
+        Recipe(**{"task": "rte", "model": "a", **settings})
+
+
 def test_half_written_checkpoints_are_not_resumed(tmp_path):
     assert last_checkpoint(tmp_path) is None
     for step, marks in ((2, ["whole-0-of-1"]), (4, ["whole-0-of-2"]), (6, [])):
@@ -370,11 +435,14 @@ def _only_result(folder):
     return json.loads(file.read_text())
 
 
-@pytest.mark.parametrize("pad", ["max_length", "grouped"])
-def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data, tmp_path, pad):
+@pytest.mark.parametrize(("pad", "n_processes"), [("max_length", 1), ("grouped", 1), ("grouped", 2)])
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data, tmp_path, pad, n_processes):
     command = [sys.executable, "-m", "smyrf.cli"]
-    # 148 steps, a loss every 8, a checkpoint every 16
-    more = ["--train-method", "smyrf:2x4", "--epochs", "37", "--pad", pad]
+    if n_processes > 1:
+        several = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(n_processes)]
+        command = [sys.executable, "-m", *several, "-m", "smyrf.cli"]
+    # 150 steps, six in an epoch, a loss every 8, a checkpoint every 16: in the midst of an epoch
+    more = ["--train-method", "smyrf:2x4", "--epochs", "25", "--pad", pad, "--batch", "6"]
     killed = tmp_path / "killed"
     process = subprocess.Popen(
         [*command, *_command(models, data, killed, *more)],
@@ -386,14 +454,15 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data
         if list(killed.glob("*/checkpoint-32/whole-*")) or process.poll() is not None:
             break
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
+    for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+        one.kill()
     _, errors = process.communicate()
     assert process.returncode == -signal.SIGKILL, errors.decode()
     assert not list(killed.glob("*.run.json"))
     (run_folder,) = killed.iterdir()
     at = int(last_checkpoint(run_folder).name.removeprefix("checkpoint-"))
-    assert 32 <= at < 148
-    (run_folder / "checkpoint-147").mkdir()  # one that the kill has left half-written
+    assert 32 <= at < 150
+    (run_folder / "checkpoint-149").mkdir()  # one that the kill has left half-written
     for folder in (killed, tmp_path / "whole"):
         done = subprocess.run(
             [*command, *_command(models, data, folder, *more)], env=_environment(), capture_output=True, text=True
@@ -401,7 +470,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data
         assert done.returncode == 0, done.stderr
     resumed, whole = _only_result(killed), _only_result(tmp_path / "whole")
     assert resumed["seconds"] is None and whole["seconds"] > 0
-    assert resumed["n_steps"] == whole["n_steps"] == 148
+    assert resumed["n_steps"] == whole["n_steps"] == 150
     assert resumed["losses"] == whole["losses"]
     for one, other in zip(resumed["evaluations"], whole["evaluations"], strict=True):
         assert one["metrics"] == other["metrics"]

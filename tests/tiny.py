@@ -47,12 +47,12 @@ def save_encoder(folder, kind="bert", n_layers=2, **config):
 
 
 def rows(task, n, seed=0):
-    """Rows that can be learnt: good words or bad ones, by the label."""
+    """Rows that can be learnt: good words or bad ones, by the label. They have different lengths."""
     chance = random.Random(f"{task.name} {seed}")
     found = []
     for number in range(n):
         label = number % max(2, len(task.labels))
-        words = [*chance.sample([BAD, GOOD, OTHER][label], 3), *chance.sample(OTHER, 5)]
+        words = [*chance.sample([BAD, GOOD, OTHER][label], 3), *chance.sample(OTHER, chance.randint(0, 5))]
         chance.shuffle(words)
         row = {name: " ".join(chance.sample(words, len(words))) + " ." for name in task.texts}
         row["label"] = task.labels[label] if task.labels else f"{5.0 * label - 0.5 * label * chance.random():.3f}"

@@ -37,6 +37,7 @@ OPTIONS = {
     "seed": "--seed",
     "pad": "--pad",
     "model": "--model",
+    "data": "--data",
     "preset": "--preset",
 }
 METHOD = "dense, smyrf:8x32, tangent:0.25, with options as in smyrf:8x32,transform=none"

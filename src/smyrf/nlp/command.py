@@ -39,13 +39,14 @@ def finetune_all(
         if (kind := _without_chance(recipe)) not in ready:
             console.print(f"reading {TASKS[recipe.task].title}", highlight=False)
             ready[kind] = prepare(recipe, data)
+    runs = [ready[_without_chance(recipe)]._replace(recipe=recipe) for recipe in recipes]
+    done = [finished(prepared, output) for prepared in runs]
     results = []
-    for number, recipe in enumerate(recipes, 1):
+    for number, (prepared, before) in enumerate(zip(runs, done, strict=True), 1):
+        recipe = prepared.recipe
         title = f"{number} of {len(recipes)}: {TASKS[recipe.task].title}, {recipe.label}, {recipe.max_length} tokens"
         title += f", learning rate {recipe.learning_rate:g}, seed {recipe.seed}"
-        prepared = ready[_without_chance(recipe)]._replace(recipe=recipe)
         file = result_file(output, prepared)
-        before = finished(prepared, output)
         if before is not None:
             result = before
             lacks = ", without its model" if keep_model and not model_folder(output, result).exists() else ""

@@ -53,7 +53,7 @@ def _sample(rows: Any, size: int | None, name: str) -> Any:
 
 def _from_folder(task: Task, folder: Path) -> dict[str, dict[str, list[Any]]]:
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder")
+        raise DataError(f"data={str(folder)!r} is not a folder")
     files = {split: find_split(folder, task, split) for split in ("train", *task.splits)}
     for split, file in files.items():
         if file is None and (split == "train" or not task.holds_out):
@@ -63,6 +63,10 @@ def _from_folder(task: Task, folder: Path) -> dict[str, dict[str, list[Any]]]:
                 f"{folder} has no {split} split of {task.title}: {names}, with one of {', '.join(SUFFIXES[:5])}, was "
                 f"looked for in {where}"
             )
+    there = [file for file in files.values() if file is not None]
+    for file in there:
+        if file.parent != there[0].parent:
+            raise DataError(f"{there[0]} and {file} are splits of {task.title} in different folders: keep them in one")
     return {split: read_split(file, task) for split, file in files.items() if file is not None}
 
 

@@ -18,8 +18,8 @@ from smyrf.models.replace import replace_attention
 from smyrf.nlp.recipe import Recipe
 from smyrf.nlp.tasks import TASKS
 
-# Files of a model that decide its outputs.
-_WEIGHTS = ("*.safetensors", "*.bin", "config.json")
+# Files of a model that decide its outputs: weights, shape, tokenizer.
+_FILES = ("*.safetensors", "*.bin", "config.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*tokens*.json")
 
 
 def load_config(recipe: Recipe) -> Any:
@@ -70,12 +70,25 @@ def load_tokenizer(recipe: Recipe, config: Any) -> Any:
 
 
 def load_classifier(recipe: Recipe, config: Any) -> Any:
-    """The model with its pretrained weights and, where it has none for the task, a new last layer."""
+    """The model with its pretrained weights and, where it has none for the task, a new last layer.
+
+    Raises:
+        ValueError: the weights are those of another model.
+    """
     from transformers import AutoModelForSequenceClassification
 
     # A classifier of another task has a last layer of another shape, which is replaced too.
-    options = {"config": copy.deepcopy(config), "ignore_mismatched_sizes": True}
-    return _loaded(AutoModelForSequenceClassification, recipe.model, **options)
+    options = {"config": copy.deepcopy(config), "ignore_mismatched_sizes": True, "output_loading_info": True}
+    model, found = _loaded(AutoModelForSequenceClassification, recipe.model, **options)
+    new = [*found["missing_keys"], *(key if isinstance(key, str) else key[0] for key in found["mismatched_keys"])]
+    # Layers on top of the encoder may be new, its pooler too: encoders are published without.
+    prefix = f"{model.base_model_prefix}."
+    if wrong := sorted(key for key in new if key.startswith(prefix) and ".pooler." not in key):
+        raise ValueError(
+            f"model={recipe.model!r}: its weights do not fit its config: {wrong[0]} is missing or has another shape, "
+            f"and {len(wrong) - 1} more"
+        )
+    return model
 
 
 def hash_model(name: str, config: Any) -> str:
@@ -84,7 +97,7 @@ def hash_model(name: str, config: Any) -> str:
     if not folder.is_dir():
         return str(getattr(config, "_commit_hash", None) or "")
     found = hashlib.sha256()
-    for path in sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
+    for path in sorted({path for pattern in _FILES for path in folder.glob(pattern)}):
         found.update(path.name.encode())
         with open(path, "rb") as file:
             while part := file.read(1 << 22):

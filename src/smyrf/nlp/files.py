@@ -69,7 +69,7 @@ def read_split(path: Path, task: Task) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {name: [] for name in wanted}
     try:
         for place, row in rows:
-            row = {task.columns.get(name, name) if name is not None else None: value for name, value in row.items()}
+            row = _renamed(row, task, f"{path}: {place}")
             for name in wanted:
                 if name not in row:
                     there = ", ".join(str(one) for one in row if one is not None)
@@ -87,6 +87,17 @@ def read_split(path: Path, task: Task) -> dict[str, list[Any]]:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not found["label"]:
         raise DataError(f"{path} holds no rows")
+    return found
+
+
+def _renamed(row: dict[Any, Any], task: Task, place: str) -> dict[Any, Any]:
+    """A row by the names that a task has for its columns."""
+    found: dict[Any, Any] = {}
+    for name, value in row.items():
+        own = task.columns.get(name, name) if name is not None else None
+        if own in found:
+            raise DataError(f"{place} has two columns that could be {own!r}, one of them {name!r}: keep one")
+        found[own] = value
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import Sampler
+from transformers import TrainerCallback
 
 # Rows are sorted among so many batches. Fewer: more padding. More: batches of an epoch depend less on chance.
 N_BATCHES = 50
@@ -35,7 +36,7 @@ class GroupedByLength(Sampler[int]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by accelerate before each epoch."""
+        """To be called before each epoch."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -50,6 +51,16 @@ class GroupedByLength(Sampler[int]):
         short = batches.pop() if len(batches[-1]) < self._batch_size else None
         mixed = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
         yield from torch.cat(mixed if short is None else [*mixed, short]).tolist()
+
+
+class SetEpoch(TrainerCallback):  # type: ignore[misc]
+    """Tells an order its epoch. accelerate does not reach it where batches of a resumed run are skipped."""
+
+    def __init__(self, order: GroupedByLength) -> None:
+        self._order = order
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._order.set_epoch(int(state.epoch or 0))
 
 
 def lengths(rows: Any) -> list[int]:

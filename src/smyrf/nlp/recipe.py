@@ -76,6 +76,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", find_task(self.task).name)
+        if not isinstance(self.model, str) or not self.model:
+            raise TypeError(f"model={self.model!r} must be a path or a hub name, as a str")
+        if isinstance(self.eval_methods, Method):
+            raise TypeError(f"eval_methods={self.eval_methods!r} must be a tuple of methods")
         check_method(self.train_method)
         methods = tuple(self.eval_methods) or (self.train_method,)
         for method in methods:
@@ -117,7 +121,7 @@ class Recipe:
             >>> recipe.name(Inputs("a", "b")).rsplit("-", 1)[0]
             'rte-bert-smyrf-2x32-128-seed1'
         """
-        words = [self.task, short_name(self.model), self.label, str(self.max_length), f"seed{self.seed}"]
+        words = [self.task, short_name(self.model)[:60], self.label, str(self.max_length), f"seed{self.seed}"]
         plain = "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower().replace("×", "x")).strip("-") for word in words)
         everything = json.dumps([self.to_dict(), *inputs], sort_keys=True)
         return f"{plain}-{hashlib.sha256(everything.encode()).hexdigest()[:8]}"

@@ -15,7 +15,9 @@ from smyrf.nlp.tasks import TASKS
 
 GLUE = "glue"
 # Settings that two runs of one cell of a table must share; others make another row.
-_SETTINGS = ("data", "pad", "batch_size", "epochs", "max_steps", "warmup", "weight_decay", "n_train", "n_eval")
+_SETTINGS = ("pad", "batch_size", "epochs", "max_steps", "warmup", "weight_decay", "n_train", "n_eval")
+# Hashes of what runs were made from, which make another row too where they differ.
+_INPUTS = ("model", "data")
 
 
 class Column(NamedTuple):
@@ -111,6 +113,7 @@ class Table:
         model: as it was named.
         columns: at least one.
         rows: those with dense attention at the full length first.
+        is_grouped: some runs had rows of like lengths in a batch.
     """
 
     name: str
@@ -118,6 +121,7 @@ class Table:
     model: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    is_grouped: bool = False
 
     @property
     def max_length(self) -> int:
@@ -215,10 +219,11 @@ class _Run(NamedTuple):
         return self.recipe.train_method, self.evaluation.method, self.recipe.max_length
 
     def setting(self, name: str) -> Any:
-        """Its value; None where it changes nothing: padding, for dense attention."""
-        if name == "pad" and self.recipe.train_method == self.evaluation.method == Dense():
+        """Its value; None where it changes nothing: padding, for dense attention. Grouping changes batches."""
+        is_dense = self.recipe.train_method == self.evaluation.method == Dense()
+        if name == "pad" and is_dense and self.recipe.pad != "grouped":
             return None
-        return self.result.inputs.data if name == "data" else getattr(self.recipe, name)
+        return getattr(self.result.inputs if name in _INPUTS else self.recipe, name)
 
 
 def _parts(found: list[_Run]) -> Iterable[tuple[str, str, list[_Run]]]:
@@ -271,7 +276,8 @@ def _table(name: str, title: str, model: str, found: list[_Run]) -> Table:
         title = title.replace("GLUE", columns[0].title, 1)
     longest = max(row.max_length for row in rows)
     rows.sort(key=lambda row: _order(row, longest))
-    return Table(name, title, model, tuple(columns), tuple(rows))
+    is_grouped = any(run.recipe.pad == "grouped" for run in found)
+    return Table(name, title, model, tuple(columns), tuple(rows), is_grouped)
 
 
 def _order(row: Row, longest: int) -> tuple[Any, ...]:
@@ -282,16 +288,19 @@ def _order(row: Row, longest: int) -> tuple[Any, ...]:
 
 
 def _differing(found: list[_Run]) -> list[str]:
-    """Settings in which runs of one column differ. Data differ where samples do: they count where nothing else does."""
+    """Settings in which runs of one column differ. Samples of other sizes are other data, which goes without saying."""
     differ = []
-    for name in _SETTINGS:
-        for column in {run.column for run in found}:
-            values = {run.setting(name) for run in found if run.column == column}
-            if name == "pad":
+    for name in (*_SETTINGS, *_INPUTS):
+        alike: dict[Any, set[Any]] = {}
+        for run in found:
+            key = (run.column, run.recipe.n_train, run.recipe.n_eval) if name == "data" else run.column
+            alike.setdefault(key, set()).add(run.setting(name))
+        for values in alike.values():
+            if name == "pad" and "grouped" not in values:
                 values.discard(None)
-            if len(values) > 1 and name not in differ:
-                differ.append(name)
-    return differ if differ == ["data"] else [name for name in differ if name != "data"]
+        if any(len(values) > 1 for values in alike.values()):
+            differ.append(name)
+    return differ
 
 
 def _settings(run: _Run, differ: list[str]) -> tuple[tuple[str, Any], ...]:

@@ -93,6 +93,8 @@ def load_result(path: Path) -> Result:
             raise ValueError(f"its format is {data.get('format')!r}, not {FORMAT}")
         recipe = Recipe.from_dict(data["recipe"])
         evaluations = tuple(_load_evaluation(one, recipe) for one in data["evaluations"])
+        if not evaluations:
+            raise ValueError("it has no evaluations")
         return Result(
             recipe=recipe,
             evaluations=evaluations,
@@ -105,7 +107,7 @@ def load_result(path: Path) -> Result:
             threads=int(data["threads"]),
             n_processes=int(data["n_processes"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ValueError(f"{path}: {what}") from error
 
@@ -115,6 +117,8 @@ def _load_evaluation(data: dict[str, Any], recipe: Recipe) -> Evaluation:
     for name in TASKS[recipe.task].metrics:
         if not math.isfinite(metrics[name]):
             raise ValueError(f"{name}={metrics[name]} must be finite")
+    if data["split"] not in TASKS[recipe.task].splits:
+        raise ValueError(f"split={data['split']!r} must be one of {', '.join(TASKS[recipe.task].splits)}")
     method = method_from_dict(data["method"])
     return Evaluation(method, str(data["split"]), int(data["n_rows"]), metrics, float(data["seconds"]))
 

@@ -152,6 +152,8 @@ def caption(table: Table) -> str:
     metrics = dict.fromkeys(f"{column.title} {TASKS[column.task].metric}" for column in table.columns)
     said = f"percent ({', '.join(metrics)}), mean ± standard deviation of the seeds; memory: key visits of a query in "
     said += f"training, relative to dense attention at {table.max_length} tokens"
+    if table.is_grouped:
+        said += "; batches of like lengths, which are shorter: a share of Tangent is of theirs"
     if not table.name.startswith(GLUE):
         said += "; to dense: points above dense attention, seed by seed"
     if table.name.startswith(GLUE) and 1 < len(table.common_columns) < len(table.columns):

@@ -33,7 +33,10 @@ def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Pat
     import pyarrow
 
     folder = tokens_folder() if folder is None else folder
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder}, where token ids are kept, cannot be made: {error}; set SMYRF_CACHE") from error
     file = folder / f"{task.name}-{max_length}-{_key(rows, tokenizer, task, max_length)}.arrow"
 
     def encode(some: dict[str, Any]) -> dict[str, Any]:

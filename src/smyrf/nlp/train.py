@@ -16,7 +16,6 @@ from smyrf.models.replace import replace_attention, restore_attention
 from smyrf.nlp.data import load_splits
 from smyrf.nlp.encoder import hash_model, load_classifier, load_config, load_tokenizer, quiet
 from smyrf.nlp.metrics import compute_metrics
-from smyrf.nlp.order import GroupedByLength, lengths, longest_first
 from smyrf.nlp.recipe import Inputs, Recipe, describe
 from smyrf.nlp.results import SUFFIX, Evaluation, Result, load_result
 from smyrf.nlp.tasks import TASKS
@@ -139,9 +138,10 @@ def finished(prepared: Prepared, folder: Path) -> Result | None:
     file = result_file(folder, prepared)
     if not file.exists():
         return None
+    found = load_result(file)
     if is_first_process():
         remove_all(folder / prepared.name)
-    return load_result(file)
+    return found
 
 
 def train(
@@ -158,10 +158,13 @@ def train(
     from transformers.trainer_callback import PrinterCallback
 
     from smyrf.nlp.checkpoints import MarkWhole, last_checkpoint, n_marks, remove_all, remove_half_written
+    from smyrf.nlp.order import GroupedByLength, SetEpoch, lengths, longest_first
     from smyrf.nlp.progress import ShowProgress
 
     recipe, task = prepared.recipe, TASKS[prepared.recipe.task]
     run_folder = folder / prepared.name
+    if run_folder.exists() and not run_folder.is_dir():
+        raise ValueError(f"{run_folder} must be a folder for checkpoints, and is a file")
     n_steps = count_steps(recipe, len(prepared.splits["train"]))
     arguments = _arguments(recipe, run_folder, n_steps)
     set_seed(recipe.seed)
@@ -169,7 +172,10 @@ def train(
     set_attention(model, recipe.train_method)
     console = console or Console(quiet=True)
     progress = ShowProgress(console, f"{task.title} {recipe.label} seed {recipe.seed}")
-    trainer = _trainer_class(recipe, prepared.splits["train"])(
+    order = None
+    if recipe.pad == "grouped":
+        order = GroupedByLength(lengths(prepared.splits["train"]), recipe.batch_size, recipe.seed)
+    trainer = _trainer_class(order)(
         model=model,
         args=arguments,
         train_dataset=prepared.splits["train"],
@@ -180,7 +186,11 @@ def train(
             max_length=recipe.max_length,
         ),
         compute_metrics=lambda found: compute_metrics(task.metrics, found.label_ids, found.predictions),
-        callbacks=[MarkWhole(), *([progress] if is_first_process() else [])],
+        callbacks=[
+            MarkWhole(),
+            *([] if order is None else [SetEpoch(order)]),
+            *([progress] if is_first_process() else []),
+        ],
     )
     trainer.remove_callback(PrinterCallback)
 
@@ -196,7 +206,7 @@ def train(
     try:
         with quiet():
             began = time.perf_counter()
-            trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+            _train(trainer, resumed)
             seconds = time.perf_counter() - began
             for method in recipe.eval_methods:
                 set_attention(model, method)
@@ -267,20 +277,35 @@ def restore_dense(model: Any) -> None:
         restore_attention(model)
 
 
-def _trainer_class(recipe: Recipe, rows: Any) -> Any:
-    """Trainer, with rows of like lengths in a batch where the recipe says so.
+def _train(trainer: Any, resumed: Path | None) -> None:
+    """Trains, from a checkpoint if there is one.
+
+    Raises:
+        ValueError: the checkpoint is damaged.
+    """
+    try:
+        trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+    except Exception as error:  # each of its files makes errors of its own
+        if resumed is None or trainer.state.global_step > int(resumed.name.rsplit("-", 1)[-1]):
+            raise
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{resumed} cannot be read: {first}; remove it, to go on from the one before") from error
+
+
+def _trainer_class(order: Any) -> Any:
+    """Trainer, or one that has an order of ours.
 
     Its own grouping by length draws the order of an epoch from the global generator, which a resumed run has in
     another state.
     """
     from transformers import Trainer
 
-    if recipe.pad != "grouped":
+    if order is None:
         return Trainer
 
     class GroupedTrainer(Trainer):  # type: ignore[misc]
-        def _get_train_sampler(self, train_dataset: Any = None) -> GroupedByLength:
-            return GroupedByLength(lengths(rows), recipe.batch_size, recipe.seed)
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return order
 
     return GroupedTrainer
 
