@@ -276,7 +276,7 @@ def test_models_of_one_name_and_other_data_are_rows_of_their_own():
     [
         ({"evaluations": []}, "it has no evaluations"),
         ({"n_steps": 1e400}, "cannot convert float infinity"),
-        ({"recipe": {**run("imdb", Dense(), 0.9).recipe.to_dict(), "model": 5}}, "model=5 must be a path"),
+        ({"recipe": {**run("imdb", Dense(), 0.9).recipe.to_dict(), "model": 5}}, "a recipe: model=5 must be"),
     ],
 )
 def test_damaged_results_are_named(tmp_path, change, words):
