@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Pins of everything that is installed, torch first: a range would bring gigabytes of CUDA packages.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-slow sanitize lint format coverage bench clean
+.PHONY: demo test test-slow sanitize lint format docs coverage bench clean
 
 demo: $(VENV)/.demo  ## a real pretrained encoder with other attention against itself, and a short benchmark
 	$(BIN)/smyrf demo --output demo
@@ -28,6 +28,9 @@ format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs  ## the site, in site/; a warning is an error
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 coverage: $(VENV)/.test  ## which architectures replace_attention covers: docs/coverage.md
 	$(BIN)/python -m docs.coverage
 
@@ -46,4 +49,4 @@ $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
