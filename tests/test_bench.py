@@ -319,6 +319,37 @@ def test_the_encoder_script_leaves_the_model_as_it_was():
             assert torch.equal(model(tokens).last_hidden_state, before)
 
 
+def test_a_fitted_exponent_is_that_of_a_power_and_knows_how_sure_it_is():
+    from benchmarks.complexity import fit
+
+    lengths = [4096, 8192, 16384, 32768]
+    exact = fit(lengths, [1e-9 * n**1.5 for n in lengths])
+    assert exact.exponent == pytest.approx(1.5)
+    assert exact.margin == pytest.approx(0.0, abs=1e-6)
+    assert exact.local == pytest.approx((1.5,) * 3)
+    noisy = fit(lengths, [1e-9 * n**2 * factor for n, factor in zip(lengths, (1.0, 1.2, 0.9, 1.1), strict=True)])
+    assert abs(noisy.exponent - 2.0) < noisy.margin
+    assert fit(lengths[:2], [1.0, 2.0]).margin is None
+    assert fit(lengths[:1], [1.0]) is None
+
+
+def test_the_complexity_script_writes_times_exponents_and_a_figure(tmp_path, capsys):
+    from benchmarks import complexity
+
+    out = tmp_path / "complexity.json"
+    threads = torch.get_num_threads()
+    arguments = ["--lengths", "600", "300", "450", "--seconds", "0.01", "--threads", "1", "--json", str(out)]
+    try:
+        complexity.main([*arguments, "--plot", str(tmp_path / "figure")])
+    finally:
+        torch.set_num_threads(threads)
+    results = json.loads(out.read_text())["results"]
+    assert [row["attention"] for row in results] == ["Smyrf(4, 64)", "Tangent(256)", "sdpa"]
+    assert all(row["lengths"] == [300, 450, 600] and len(row["fit"]["local"]) == 2 for row in results)
+    assert (tmp_path / "figure.png").stat().st_size > 0
+    assert "95%" in capsys.readouterr().out
+
+
 def test_crossover_cases_cover_every_value_and_none_comes_twice():
     found = list(itertools.islice(crossover.cases([1, 2], seed=0), 900))
     assert len(set(found)) == len(found)
