@@ -90,7 +90,13 @@ class HeadInspection:
 
 
 def inspect_heads(
-    calls: Sequence[Call], methods: Sequence[Method], *, rows: int = 1024, n_values: int = 64, seed: int = 0
+    calls: Sequence[Call],
+    methods: Sequence[Method],
+    *,
+    layers: Sequence[int] | None = None,
+    rows: int = 1024,
+    n_values: int = 64,
+    seed: int = 0,
 ) -> Iterator[HeadInspection]:
     """Looks at every head of attention calls, one after the other.
 
@@ -100,6 +106,7 @@ def inspect_heads(
     Args:
         calls: from `smyrf.analysis.calls.model_calls`; their numbers are those of the layers.
         methods: to approximate each head with; any but `PerHead`.
+        layers: numbers of the calls to look at; all by default.
         rows: R, queries of each document that are looked at.
         n_values: singular values of a map longer than `smyrf.analysis.spectrum.SHORT`; 0 for no singular values at all.
         seed: of the sample of rows, and of hashes.
@@ -121,17 +128,17 @@ def inspect_heads(
         check_method(method)
         if isinstance(method, PerHead):
             raise ValueError(f"methods: {method_label(method)} is for several heads, and each head is looked at alone")
-    if calls and all(call.only_dense for call in calls):
-        raise ValueError(f"calls: only dense attention can do any of them: {calls[0].only_dense}")
-    return _each_head(calls, methods, rows, n_values, seed)
-
-
-def _each_head(
-    calls: Sequence[Call], methods: Sequence[Method], rows: int, n_values: int, seed: int
-) -> Iterator[HeadInspection]:
-    for layer, call in enumerate(calls):
-        for head in range(0 if call.only_dense else call.q.shape[1]):
-            yield _inspect(call, layer, head, methods, rows, n_values, seed)
+    chosen = list(range(len(calls)) if layers is None else layers)
+    for layer in chosen:
+        if not 0 <= layer < len(calls):
+            raise ValueError(f"{layer=} must be from 0 to {len(calls) - 1}")
+    if chosen and all(calls[layer].only_dense for layer in chosen):
+        raise ValueError(f"calls: only dense attention can do any of them: {calls[chosen[0]].only_dense}")
+    return (
+        _inspect(calls[layer], layer, head, methods, rows, n_values, seed)
+        for layer in chosen
+        for head in range(0 if calls[layer].only_dense else calls[layer].q.shape[1])
+    )
 
 
 def _inspect(
