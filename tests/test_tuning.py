@@ -9,9 +9,9 @@ from torch import nn
 
 import smyrf
 from smyrf import Dense, PerHead, Plan, Smyrf, Tangent
+from smyrf.analysis.calls import Call, model_calls
 from smyrf.analysis.error import relative_error
 from smyrf.tuning import crossover, search
-from smyrf.tuning.calls import Call, model_calls
 from smyrf.tuning.crossover import Timing
 from smyrf.tuning.estimate import Sample
 from smyrf.tuning.plan import LayerPlan

@@ -160,10 +160,20 @@ def save(path: Path, command: str, threads: int, config: dict[str, Any], measure
     write(path, command, threads, config, rows)
 
 
-def write(path: Path, command: str, threads: int, config: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def write(
+    path: Path,
+    command: str,
+    threads: int,
+    config: dict[str, Any],
+    rows: list[dict[str, Any]],
+    also: dict[str, Any] | None = None,
+) -> None:
     """Writes rows with what is needed to repeat them, under a temporary name first.
 
     A kill leaves the old file or the new one.
+
+    Args:
+        also: further fields, of what follows from all rows together.
     """
     data = {
         "command": command,
@@ -172,6 +182,7 @@ def write(path: Path, command: str, threads: int, config: dict[str, Any], rows: 
         "machine": machine(),
         "config": config,
         "results": rows,
+        **(also or {}),
     }
     write_json(path, data)
 

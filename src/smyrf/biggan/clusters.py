@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smyrf.analysis.reach import query_clusters
 from smyrf.biggan.grids import to_bytes
 from smyrf.biggan.networks import Generator, attention_blocks
 from smyrf.grouping import group
@@ -64,13 +65,8 @@ def cluster_maps(
     maps = []
     for method in methods:
         groups = group(q, k, v, method, seed=draw_seed(seed), scale=1.0)
-        queries = groups[0 if isinstance(method, Smyrf) else -1].queries.long()  # (B, L, C)
-        numbers = torch.zeros(len(q), q.shape[2] + 1, dtype=torch.int64)
-        n_clusters = queries.shape[1]
-        values = torch.arange(n_clusters)[None, :, None].expand_as(queries)
-        # An empty slot, −1, writes into the place behind the last query.
-        numbers.scatter_(1, queries.flatten(1) % (q.shape[2] + 1), values.flatten(1))
-        maps.append(numbers[:, :-1].reshape(len(q), *seen[0].shape[2:]))
+        numbers = query_clusters(groups[0 if isinstance(method, Smyrf) else -1], q.shape[2])  # (B, N)
+        maps.append(numbers.reshape(len(q), *seen[0].shape[2:]))
     return images, maps
 
 

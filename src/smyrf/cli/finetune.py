@@ -6,23 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import typer.core
 from rich.console import Console
 from rich.markup import escape
 
+from smyrf.cli.groups import RunByDefault
 from smyrf.cli.refusals import need, need_at_least, need_model, need_writable, refuse
 
-
-class _RunByDefault(typer.core.TyperGroup):
-    """A group whose first argument is a task unless it is the name of a command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in self.commands:
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(cls=_RunByDefault, help="Fine-tune an encoder with another attention: the paper's language tables.")
+app = typer.Typer(cls=RunByDefault, help="Fine-tune an encoder with another attention: the paper's language tables.")
 # As the options are called whose values a recipe checks.
 OPTIONS = {
     "max_length": "--max-length",

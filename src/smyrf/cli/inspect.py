@@ -1,22 +1,168 @@
-"""`smyrf inspect clusters`."""
+"""`smyrf inspect`, `smyrf inspect tokens` and `smyrf inspect clusters`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from smyrf.cli.refusals import need, need_at_least, need_seed, need_writable, read_classes, read_methods, refuse
+from smyrf.cli.groups import RunByDefault
+from smyrf.cli.refusals import (
+    need,
+    need_at_least,
+    need_model,
+    need_seed,
+    need_writable,
+    read_classes,
+    read_methods,
+    refuse,
+)
 
-app = typer.Typer(help="Look inside: what a method does with real inputs.", no_args_is_help=True)
+app = typer.Typer(cls=RunByDefault, help="Look inside: what a method does with real inputs.")
+# Tokens of a text that fit a screen.
+SCREEN = 128
+
+MODEL = typer.Argument(help="minilm, or a path or hub name of a transformers model.")
+TEXT = typer.Option(help="File with documents, as for smyrf compare: .jsonl, .txt, .md or .rst, perhaps with .gz.")
 
 
-@app.callback()
-def _root() -> None:
-    """Look inside: what a method does with real inputs."""
+@app.command(hidden=True)
+def run(
+    model: Annotated[str, MODEL] = "minilm",
+    text: Annotated[Path | None, TEXT] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder with .jpg, .png or .webp images.")] = None,
+    audio: Annotated[Path | None, typer.Option(help="Folder with .wav files, or others with soundfile.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods behind commas, as in tangent:0.25,smyrf:8x32; by default Tangent and Smyrf at an eighth, a "
+            "quarter and half of the keys."
+        ),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            "--length", "--max-length", help="Tokens per text; 512 by default, or as many as the model has positions."
+        ),
+    ] = None,
+    documents: Annotated[int, typer.Option(help="Texts, images or sounds; singular values are of the first.")] = 1,
+    layer: Annotated[
+        list[int] | None, typer.Option(help="Number of a layer, from 0; may be given several times; all by default.")
+    ] = None,
+    heads: Annotated[bool, typer.Option("--heads", help="A row for each head, not for each layer.")] = False,
+    rows: Annotated[int, typer.Option(help="Queries of a document whose weights are looked at, a sample.")] = 1024,
+    singular: Annotated[
+        int, typer.Option(help="Singular values of maps beyond 1,024 tokens; shorter ones have all, 0 leaves all out.")
+    ] = 64,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of hashes, rows and samples.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write everything here, head by head.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for plots, as .png and .svg.")] = None,
+) -> None:
+    """Every head of a model: sparsity, entropy, singular values, and how well methods approximate it and why not.
+
+    `smyrf inspect tokens` shows a text as a head sees it, `smyrf inspect clusters` the clusters of a BigGAN's pixels.
+    Without --text, --images or --audio: Python's documentation, crops of a photograph, or synthesised sounds.
+    """
+    import torch
+
+    threads = torch.get_num_threads() if threads is None else threads
+    need_at_least(1, length=length, documents=documents, rows=rows, threads=threads)
+    need_at_least(0, singular=singular)
+    need_seed(seed)
+    chosen = () if methods is None else read_methods(methods)
+    given = [(kind, path) for kind, path in (("text", text), ("images", images), ("audio", audio)) if path is not None]
+    if len(given) > 1:
+        refuse(f"{' and '.join(f'--{kind}' for kind, _ in given)} must not be given together")
+    kind, inputs = given[0] if given else (None, None)
+    if length is not None and kind not in (None, "text"):
+        refuse(f"--length {length} is for text: leave it out with --{kind}")
+    need_model(model)
+    if json is not None:
+        need_writable("json", json)
+    if output is not None:
+        need("matplotlib", "plots")
+        need_writable("output", output / "heads.png")
+
+    from smyrf.inspect import command
+
+    torch.set_num_threads(threads)
+    console = Console()
+    loaded = _load(model, kind, inputs, length, documents, seed, console)
+    layers = None if layer is None else sorted(set(layer))
+    for one in layers or []:
+        if not 0 <= one < len(loaded.calls):
+            refuse(f"--layer {one} must be from 0 to {len(loaded.calls) - 1}")
+    try:
+        command.inspect(
+            loaded,
+            chosen,
+            layers=layers,
+            rows=rows,
+            n_values=singular,
+            seed=seed,
+            threads=threads,
+            all_heads=heads,
+            json=json,
+            output=output,
+            console=console,
+        )
+    except ValueError as error:
+        refuse(f"{model}: {error}")
+
+
+@app.command()
+def tokens(
+    model: Annotated[str, MODEL] = "minilm",
+    text: Annotated[Path | None, TEXT] = None,
+    method: Annotated[str, typer.Option(help="As in smyrf:8x32 or tangent:0.25.")] = "smyrf:4x16",
+    layer: Annotated[int, typer.Option(help="Number of the layer, from 0.")] = 0,
+    head: Annotated[int, typer.Option(help="Number of the head, from 0.")] = 0,
+    round: Annotated[int, typer.Option(help="Hashing round whose clusters are shown, from 0.")] = 0,
+    token: Annotated[int | None, typer.Option(help="Also show the strongest keys of this token, from 0.")] = None,
+    strongest: Annotated[int, typer.Option(help="How many keys of a token, dense against approximate.")] = 8,
+    length: Annotated[
+        int, typer.Option("--length", "--max-length", help="Tokens of the text, its first ones.")
+    ] = SCREEN,
+    seed: Annotated[int, typer.Option(help="Of hashes.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write the view here: clusters, keys and weights.")] = None,
+) -> None:
+    """A text as a head sees it: tokens coloured by cluster, and the keys that they reach."""
+    from smyrf.methods import parse_method
+
+    need_at_least(0, layer=layer, head=head, round=round, token=token)
+    need_at_least(1, length=length, strongest=strongest)
+    need_seed(seed)
+    try:
+        chosen = parse_method(method)
+    except ValueError as error:
+        refuse(f"--method {error}")
+    need_model(model)
+    if json is not None:
+        need_writable("json", json)
+
+    from smyrf.inspect import command
+
+    console = Console()
+    loaded = _load(model, "text", text, length, 1, seed, console)
+    try:
+        command.tokens(
+            loaded,
+            chosen,
+            layer=layer,
+            head=head,
+            round=round,
+            token=token,
+            n_strongest=strongest,
+            seed=seed,
+            json=json,
+            console=console,
+        )
+    except ValueError as error:
+        refuse(f"{model}: {error}")
 
 
 @app.command()
@@ -53,3 +199,18 @@ def clusters(
         refuse(str(error))
     for path in plot_clusters(images, maps, chosen, output):
         Console().print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+def _load(
+    model: str, kind: str | None, path: Path | None, length: int | None, documents: int, seed: int, console: Console
+) -> Any:
+    """A model's attention on its inputs, or a refusal that names what is wrong with either."""
+    from smyrf.compare.files import InputError
+    from smyrf.inspect import command
+
+    try:
+        return command.load(model, kind=kind, path=path, length=length, documents=documents, seed=seed, console=console)
+    except InputError as error:
+        refuse(f"{model}: {error}" if path is None else f"--{kind} {path}: {error}")
+    except ValueError as error:
+        refuse(f"{model}: {str(error).removeprefix('model: ')}")

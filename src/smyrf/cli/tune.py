@@ -25,8 +25,8 @@ def tune(
     import torch
     from rich.progress import track
 
+    from smyrf.analysis.calls import model_calls
     from smyrf.analysis.encoders import load_encoder, minilm_path
-    from smyrf.tuning.calls import model_calls
     from smyrf.tuning.crossover import machine
     from smyrf.tuning.plan import Plan
     from smyrf.tuning.search import plan_layers

@@ -69,10 +69,19 @@ def default_contenders(n_keys: int, max_error: float) -> list[Contender]:
         >>> [label(one) for one in default_contenders(512, 0.05)][:4]
         ['Tangent 12.5%', 'Tangent 25%', 'Tangent 50%', 'Smyrf 4×16']
     """
+    return [*default_methods(n_keys), Tuned(max_error)]
+
+
+def default_methods(n_keys: int) -> list[Method]:
+    """Tangent and the paper's method at the same key visits.
+
+    Example:
+        >>> [method_label(one) for one in default_methods(512)][2:4]
+        ['Tangent 50%', 'Smyrf 4×16']
+    """
     return [
         *(Tangent(share) for share in SHARES),
         *(Smyrf(max(1, round(share * n_keys / CLUSTER_SIZE)), CLUSTER_SIZE) for share in SHARES),
-        Tuned(max_error),
     ]
 
 

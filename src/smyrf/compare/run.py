@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from smyrf.analysis.calls import Call, model_calls
 from smyrf.bench.timing import seconds
 from smyrf.compare.contenders import Contender, Tuned, family, label
 from smyrf.compare.drift import Drift, Outputs, drift, valid_outputs
@@ -19,7 +20,6 @@ from smyrf.compare.inputs import Batch
 from smyrf.methods import Dense, Method, method_to_dict
 from smyrf.models.replace import replace_attention, restore_attention
 from smyrf.models.report import Report
-from smyrf.tuning.calls import Call, model_calls
 from smyrf.tuning.plan import Plan
 from smyrf.tuning.search import plan_layers
 

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import torch
 
 import smyrf
+from smyrf.analysis.calls import Call
 from smyrf.atomic import write_json
 from smyrf.attention import attention
 from smyrf.kernels import best_backend
 from smyrf.methods import Dense, Method, method_to_dict
-from smyrf.tuning.calls import Call
 
 # Seconds that a comparison takes.
 TIMING_SECONDS = 0.3

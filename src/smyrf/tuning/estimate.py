@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from smyrf.analysis.calls import Call
 from smyrf.attention import attention
 from smyrf.methods import Method
-from smyrf.tuning.calls import Call
 
 
 class Sample:
@@ -37,12 +37,8 @@ class Sample:
     def __init__(self, call: Call, rows: int, seed: int) -> None:
         self.call = call
         self.seed = seed
-        device, n_queries, n_keys = call.q.device, call.n_queries, call.n_keys
-        read = torch.arange(n_queries)
-        if call.key_mask is not None and n_queries == n_keys and bool(call.key_mask.any()):
-            read = call.key_mask[0].nonzero()[:, 0].cpu()
-        order = torch.randperm(len(read), generator=torch.Generator().manual_seed(seed))
-        self.rows = read[order[:rows]].sort().values.to(device)  # (R,)
+        device, n_keys = call.q.device, call.n_keys
+        self.rows = call.sample_rows(rows, seed).to(device)  # (R,)
 
         mask = None if call.key_mask is None else call.key_mask[:, None, None]  # (1, 1, 1, M)
         if call.is_causal:

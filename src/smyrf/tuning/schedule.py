@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from smyrf.analysis.calls import Call
 from smyrf.attention import four_axes
 from smyrf.methods import Method, Smyrf, Tangent, method_from_dict, method_to_dict
 from smyrf.nn import MultiheadAttention, SmyrfAttention
-from smyrf.tuning.calls import Call
 from smyrf.tuning.estimate import Sample
 from smyrf.tuning.search import check_counts, check_seed, check_target
 

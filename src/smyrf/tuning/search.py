@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from smyrf.analysis.calls import Call, given_calls, model_calls
 from smyrf.methods import Dense, Method, PerHead, Tangent, check_method
 from smyrf.seeds import SEED_LIMIT
-from smyrf.tuning.calls import Call, given_calls, model_calls
 from smyrf.tuning.crossover import machine, timing
 from smyrf.tuning.estimate import Sample, relative
 from smyrf.tuning.plan import LayerPlan, Plan

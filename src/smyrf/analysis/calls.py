@@ -72,6 +72,44 @@ class Call:
         mask = None if self.key_mask is None else self.key_mask[documents]
         return replace(self, q=q, k=k, v=v, key_mask=mask)
 
+    def head(self, document: int, head: int) -> Call:
+        """One head of one row of the batch, with the key head that it uses.
+
+        Example:
+            >>> q, k = torch.randn(3, 4, 5, 6), torch.randn(3, 2, 7, 6)
+            >>> one = Call(q, k, k, 0.5).head(document=1, head=3)
+            >>> one.q.shape, torch.equal(one.k[0, 0], k[1, 1])
+            (torch.Size([1, 1, 5, 6]), True)
+        """
+        its = head * self.k.shape[1] // self.q.shape[1]
+        rows = slice(document, document + 1)
+        q, k, v = self.q[rows, head : head + 1], self.k[rows, its : its + 1], self.v[rows, its : its + 1]
+        return replace(self, q=q, k=k, v=v, key_mask=None if self.key_mask is None else self.key_mask[rows])
+
+    def read_rows(self, document: int = 0) -> Tensor:
+        """Queries whose outputs somebody reads: where queries and keys are the same tokens, not those of padding.
+
+        Example:
+            >>> x, mask = torch.randn(1, 2, 4, 3), torch.tensor([[True, True, False, True]])
+            >>> Call(x, x, x, 0.5, mask).read_rows()
+            tensor([0, 1, 3])
+        """
+        if self.key_mask is None or self.n_queries != self.n_keys or not bool(self.key_mask[document].any()):
+            return torch.arange(self.n_queries)
+        return self.key_mask[document].nonzero()[:, 0].cpu()
+
+    def sample_rows(self, n_rows: int, seed: int, document: int = 0) -> Tensor:
+        """So many of `read_rows` at random, in their order; all if there are no more.
+
+        Example:
+            >>> x = torch.randn(1, 2, 9, 3)
+            >>> len(Call(x, x, x, 0.5).sample_rows(4, seed=0))
+            4
+        """
+        read = self.read_rows(document)
+        order = torch.randperm(len(read), generator=torch.Generator().manual_seed(seed))
+        return read[order[:n_rows]].sort().values  # (R,)
+
     def first_half(self) -> Call:
         """The first half of the queries on the first half of the keys.
 
@@ -116,7 +154,7 @@ def model_calls(model: nn.Module, batch: Any) -> list[Call]:
     if not capture.calls:
         raise ValueError(
             f"model: {type(model).__name__} made no call of F.scaled_dot_product_attention on this batch, so there is "
-            "nothing to tune"
+            "nothing to approximate"
         )
     return [
         replace(_call(one.q, one.k, one.v, one.scale, mask, is_causal), name=names.get(i, ""))
