@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from smyrf.cli import bench, biggan, compare, demo, finetune, inspect, tune
+from smyrf.cli import bench, biggan, compare, demo, finetune, inspect, report, tune
 
 app = typer.Typer(
     help="Attention in O(N log N) for models that already exist.",
@@ -18,6 +18,7 @@ app.command()(compare.compare)
 app.add_typer(finetune.app, name="finetune")
 app.add_typer(biggan.app, name="biggan")
 app.add_typer(inspect.app, name="inspect")
+app.command()(report.report)
 app.command()(demo.demo)
 
 

@@ -1,0 +1,85 @@
+"""`smyrf report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from smyrf.cli.refusals import need, need_at_least, need_model, need_seed, need_writable, read_methods, refuse
+
+
+def report(
+    model: Annotated[str, typer.Argument(help="minilm, or a path or hub name of a transformers model.")] = "minilm",
+    text: Annotated[Path | None, typer.Option(help="File with documents, as for smyrf compare.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder with .jpg, .png or .webp images.")] = None,
+    audio: Annotated[Path | None, typer.Option(help="Folder with sounds.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Methods behind commas; Tangent and Smyrf at an eighth, a quarter and half by default."),
+    ] = None,
+    max_error: Annotated[float, typer.Option(help="Relative output error of each layer, for the tuned plan.")] = 0.1,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens per text; 512 by default, or as many as the model has positions.")
+    ] = None,
+    documents: Annotated[int, typer.Option(help="Texts, images or sounds for the comparison of outputs.")] = 8,
+    rows: Annotated[int, typer.Option(help="Queries of each document whose weights are looked at.")] = 512,
+    memory: Annotated[
+        bool | None,
+        typer.Option(help="Also measure peak memory, each in a fresh process; where it can be, by default."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of hashes, samples and crops.")] = 0,
+    output: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
+) -> None:
+    """One page about a model, without anything from elsewhere: its heads, each method on them, a text, a tuned plan."""
+    import torch
+
+    from smyrf.bench import fresh
+    from smyrf.compare import command
+    from smyrf.compare.files import InputError
+
+    threads = torch.get_num_threads() if threads is None else threads
+    need_at_least(1, length=length, documents=documents, threads=threads, rows=rows)
+    need_seed(seed)
+    if not 0.0 < max_error < 1.0:
+        refuse(f"--max-error {max_error} must be between 0 and 1")
+    chosen = [] if methods is None else list(read_methods(methods))
+    given = [(kind, path) for kind, path in (("text", text), ("images", images), ("audio", audio)) if path is not None]
+    if len(given) > 1:
+        refuse(f"{' and '.join(f'--{kind}' for kind, _ in given)} must not be given together")
+    kind, inputs = given[0] if given else (None, None)
+    if memory and fresh.can_measure() is not None:
+        refuse(f"--memory: {fresh.can_measure()}; use --no-memory")
+    need_model(model)
+    need("plotly", "report")
+    need_writable("output", output)
+
+    from smyrf.report.findings import gather, write_page
+
+    console = Console()
+    try:
+        prepared = command.prepare(
+            model,
+            kind=kind,
+            path=inputs,
+            length=length,
+            documents=documents,
+            batch=documents,
+            threads=threads,
+            seed=seed,
+            console=console,
+        )
+        measured = fresh.can_measure() is None if memory is None else memory
+        found = gather(
+            prepared, chosen, max_error=max_error, memory=measured, threads=threads, rows=rows, console=console
+        )
+    except InputError as error:
+        refuse(f"--{kind} {inputs}: {error}" if given else f"{model}: {error}")
+    except ValueError as error:
+        refuse(f"{model}: {error}")
+    write_page(found, output)
+    console.print(f"written: {escape(str(output))}", highlight=False, soft_wrap=True)
