@@ -54,13 +54,17 @@ def map_blocks(head: Call, rows: Tensor | None = None) -> Iterator[Block]:
     visible = torch.ones(n_keys, dtype=torch.bool) if head.key_mask is None else head.key_mask[0].cpu()
     places = torch.arange(n_keys)
     for some in torch.split(rows, max(1, BLOCK_ELEMENTS // n_keys)):
-        seen = visible & (places <= some[:, None]) if head.is_causal else visible.expand(len(some), -1)  # (R, M)
         scores = (head.scale * q[some]) @ k.T  # (R, M)
+        seen = visible[None]  # (1, M)
+        if head.is_causal:
+            seen = seen & (places <= some[:, None])  # (R, M)
         if head.is_causal or head.key_mask is not None:
             scores = scores.masked_fill_(~seen, -torch.inf)
-        weights = scores.softmax(-1)
-        n_seen = seen.sum(-1).to(weights)  # (R,)
-        yield Block(some, weights.masked_fill_(n_seen[:, None] == 0, 0.0), n_seen)
+        n_seen = seen.sum(1).to(scores).expand(len(some))  # (R,)
+        weights = scores.softmax(1)
+        if not bool(n_seen.all()):  # a softmax of nothing
+            weights = weights.masked_fill_(n_seen[:, None] == 0, 0.0)
+        yield Block(some, weights, n_seen)
 
 
 def head_vectors(head: Call) -> tuple[Tensor, Tensor, Tensor]:
