@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from smyrf.cli.refusals import need_at_least, need_model, need_outputs, need_seed, refuse
+from smyrf.cli.refusals import need_at_least, need_model, need_outputs, need_seed, read_inputs, read_memory, refuse
 
 
 def compare(
@@ -53,7 +53,6 @@ def compare(
     """
     import torch
 
-    from smyrf.bench import fresh
     from smyrf.compare import command
     from smyrf.compare.contenders import parse_contender
     from smyrf.compare.files import InputError
@@ -69,14 +68,8 @@ def compare(
             contenders.append(parse_contender(one, max_error))
         except ValueError as error:
             refuse(f"--method: {error}")
-    given = [(kind, path) for kind, path in (("text", text), ("images", images), ("audio", audio)) if path is not None]
-    if len(given) > 1:
-        refuse(f"{' and '.join(f'--{kind}' for kind, _ in given)} must not be given together")
-    kind, inputs = given[0] if given else (None, None)
-    if length is not None and kind not in (None, "text"):
-        refuse(f"--length {length} is for text: leave it out with --{kind}")
-    if memory and fresh.can_measure() is not None:
-        refuse(f"--memory: {fresh.can_measure()}; use --no-memory")
+    kind, inputs = read_inputs(length, text=text, images=images, audio=audio)
+    memory = read_memory(memory)
     need_model(model)
     need_outputs(json, plot)
     console = Console()
@@ -102,7 +95,7 @@ def compare(
             contenders,
             max_error=max_error,
             threads=threads,
-            memory=fresh.can_measure() is None if memory is None else memory,
+            memory=memory,
             json=json,
             plot=plot,
             console=console,

@@ -17,6 +17,7 @@ from smyrf.cli.refusals import (
     need_seed,
     need_writable,
     read_classes,
+    read_inputs,
     read_methods,
     refuse,
 )
@@ -74,12 +75,7 @@ def run(
     need_at_least(0, singular=singular)
     need_seed(seed)
     chosen = () if methods is None else read_methods(methods)
-    given = [(kind, path) for kind, path in (("text", text), ("images", images), ("audio", audio)) if path is not None]
-    if len(given) > 1:
-        refuse(f"{' and '.join(f'--{kind}' for kind, _ in given)} must not be given together")
-    kind, inputs = given[0] if given else (None, None)
-    if length is not None and kind not in (None, "text"):
-        refuse(f"--length {length} is for text: leave it out with --{kind}")
+    kind, inputs = read_inputs(length, text=text, images=images, audio=audio)
     need_model(model)
     if json is not None:
         need_writable("json", json)

@@ -88,3 +88,23 @@ def read_classes(text: str | None) -> list[int] | None:
         return None if text is None else [int(one) for one in text.split(",")]
     except ValueError:
         refuse(f"--classes {text} must be numbers behind commas")
+
+
+def read_inputs(length: int | None, **paths: Path | None) -> tuple[str | None, Path | None]:
+    """The kind and the path of the inputs that were given, by the names of their options; None for a sample."""
+    given = [(kind, path) for kind, path in paths.items() if path is not None]
+    if len(given) > 1:
+        refuse(f"{' and '.join(f'--{kind}' for kind, _ in given)} must not be given together")
+    kind, path = given[0] if given else (None, None)
+    if length is not None and kind not in (None, "text"):
+        refuse(f"--length {length} is for text: leave it out with --{kind}")
+    return kind, path
+
+
+def read_memory(memory: bool | None) -> bool:
+    """Whether peak memory is measured: where it can be, if nothing was said."""
+    from smyrf.bench import fresh
+
+    if memory and fresh.can_measure() is not None:
+        refuse(f"--memory: {fresh.can_measure()}; use --no-memory")
+    return fresh.can_measure() is None if memory is None else memory

@@ -9,7 +9,17 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from smyrf.cli.refusals import need, need_at_least, need_model, need_seed, need_writable, read_methods, refuse
+from smyrf.cli.refusals import (
+    need,
+    need_at_least,
+    need_model,
+    need_seed,
+    need_writable,
+    read_inputs,
+    read_memory,
+    read_methods,
+    refuse,
+)
 
 
 def report(
@@ -38,7 +48,6 @@ def report(
     """One page about a model, without anything from elsewhere: its heads, each method on them, a text, a tuned plan."""
     import torch
 
-    from smyrf.bench import fresh
     from smyrf.compare import command
     from smyrf.compare.files import InputError
 
@@ -48,12 +57,8 @@ def report(
     if not 0.0 < max_error < 1.0:
         refuse(f"--max-error {max_error} must be between 0 and 1")
     chosen = [] if methods is None else list(read_methods(methods))
-    given = [(kind, path) for kind, path in (("text", text), ("images", images), ("audio", audio)) if path is not None]
-    if len(given) > 1:
-        refuse(f"{' and '.join(f'--{kind}' for kind, _ in given)} must not be given together")
-    kind, inputs = given[0] if given else (None, None)
-    if memory and fresh.can_measure() is not None:
-        refuse(f"--memory: {fresh.can_measure()}; use --no-memory")
+    kind, inputs = read_inputs(length, text=text, images=images, audio=audio)
+    memory = read_memory(memory)
     need_model(model)
     need("plotly", "report")
     need_writable("output", output)
@@ -73,12 +78,11 @@ def report(
             seed=seed,
             console=console,
         )
-        measured = fresh.can_measure() is None if memory is None else memory
         found = gather(
-            prepared, chosen, max_error=max_error, memory=measured, threads=threads, rows=rows, console=console
+            prepared, chosen, max_error=max_error, memory=memory, threads=threads, rows=rows, console=console
         )
     except InputError as error:
-        refuse(f"--{kind} {inputs}: {error}" if given else f"{model}: {error}")
+        refuse(f"--{kind} {inputs}: {error}")
     except ValueError as error:
         refuse(f"{model}: {error}")
     write_page(found, output)
