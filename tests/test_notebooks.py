@@ -24,6 +24,7 @@ NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 FILES = {
     "biggan": [f"images/{name}.png" for name in ("dense", "swap", "clusters")],
     "how_it_works": [],
+    "inspect": [],
     "quickstart": [],
     "finetune": [f"runs/report/{name}" for name in ("report.md", "report.json", "glue.png", "backandforth.png")],
 }
