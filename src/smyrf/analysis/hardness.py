@@ -140,13 +140,12 @@ class Hardness:
     @property
     def summary(self) -> str:
         """What goes with the error, in one sentence."""
-        label = method_label(self.method)
         if not self.correlations:
-            return f"{label}: {self.n_heads} heads are too few to say what makes them hard"
+            return f"{self.n_heads} heads are too few to say what makes them hard"
         kept = [f"{one.measure} (ρ = {one.rho:+.2f})" for one in self.correlations if one.holds]
         if not kept:
-            return f"{label}: no measure goes with the error over the {self.n_heads} heads"
-        return f"{label}: over {self.n_heads} heads the error goes with {', '.join(kept)}"
+            return f"no measure goes with the error over the {self.n_heads} heads"
+        return f"over {self.n_heads} heads the error goes with {', '.join(kept)}"
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""

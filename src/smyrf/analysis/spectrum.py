@@ -43,7 +43,8 @@ class Spectrum:
     def effective_rank(self) -> float:
         """(Σ σ²)² / Σ σ⁴: n where n values are equal and the others zero. Of a long map, no more than it is.
 
-        Values that were not found are no larger than the last that was, so their fourth powers have a bound.
+        Values that were not found are no larger than the last that was, up to `bound`, so their fourth powers are
+        bounded too.
 
         Example:
             >>> Spectrum((2.0, 2.0, 2.0, 0.0), 4, 12.0, 0.0).effective_rank

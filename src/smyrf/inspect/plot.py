@@ -93,7 +93,7 @@ def plot_heads(heads: Sequence[HeadInspection], found: Sequence[Hardness], path:
     n_heads = 1 + max(head.head for head in heads)
     n_columns = min(3, len(panels))
     n_rows = -(-len(panels) // n_columns)
-    width, height = max(2.6, 0.42 * n_heads), max(1.5, 0.34 * len(layers))
+    width, height = max(2.6, 0.42 * n_heads), max(0.7, 0.34 * len(layers))
     figure, axes = plt.subplots(
         n_rows,
         n_columns,
@@ -205,6 +205,8 @@ def _heat(axis: Any, values: list[list[float]], colours: str, form: str, logarit
 
     finite = [value for row in values for value in row if not math.isnan(value)]
     low, high = min(finite), max(finite)
+    if form.endswith("%") and high - low < 10:  # whole per cents would all look the same
+        form = "{:.1f}%"
     norm = LogNorm(low, max(high, low * 1.001)) if logarithmic else None
     image = axis.imshow(values, cmap=colours, aspect="auto", norm=norm)
     for y, row in enumerate(values):

@@ -90,7 +90,7 @@ def balance_table(every: Row, title: str) -> Table:
 
 def sentences(found: Hardness, n_heads: int = 3) -> list[str]:
     """What makes heads hard for a method, and the hardest of them."""
-    return [found.summary, *(f"  {head}" for head in found.hard[:n_heads])]
+    return [f"{label(found.method)}: {found.summary}", *(f"  {head}" for head in found.hard[:n_heads])]
 
 
 def _by_method(head: HeadInspection, title: str) -> Table:
