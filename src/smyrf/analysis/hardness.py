@@ -165,6 +165,7 @@ def hardness(heads: Sequence[HeadInspection], method: int, seed: int = 0) -> Har
         >>> from smyrf import Smyrf
         >>> from smyrf.analysis.calls import Call
         >>> from smyrf.analysis.inspection import inspect_heads
+        >>> _ = torch.manual_seed(0)
         >>> x = torch.randn(1, 12, 64, 8) * torch.linspace(0.3, 3.0, 12).view(12, 1, 1)
         >>> heads = list(inspect_heads([Call(x, x, torch.randn(1, 12, 64, 8), 0.35)], [Smyrf(1, 16)]))
         >>> found = hardness(heads, 0)
