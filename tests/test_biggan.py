@@ -298,7 +298,7 @@ def test_normalisation_is_that_of_pytorch():
         ({"attention": (7,)}, "attention at 7 must be one of 8, 16"),
         ({"resolution": 32, "attention": (64,)}, "attention at 64 must be one of 8, 16, 32"),
         ({"n_latent": 3}, "n_latent=3 must be at least 6"),
-        ({"channels": 0}, "channels=0 must be an int, at least 1"),
+        ({"channels": 0}, "channels=0 must be at least 1"),
         ({"method": "dense"}, "must be a Smyrf"),
     ],
 )

@@ -207,7 +207,7 @@ def test_accumulated_parts_see_the_same_images(pictures, tmp_path):
         (["{n}", "--method", "x"], "--method: 'x' is not a method"),
         (["{n}", "--resolution", "48"], "resolution=48 must be one of 32"),
         (["{n}", "--resolution", "32", "--attention", "64"], "attention at 64 must be one of 8, 16, 32"),
-        (["{n}", "--batch", "0"], "batch_size=0 must be an int"),
+        (["{n}", "--batch", "0"], "batch_size=0 must be at least 1"),
         (["{n}", "--batch", "5", "--accumulate", "2"], "batch_size=5 must be a multiple of accumulate=2"),
         (["{n}", "--generator-rate", "0"], "generator_rate=0.0 must be positive"),
         (["{n}", "--log-every", "0"], "must be at least 1"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from smyrf.methods import Dense, Method, check_method, method_from_dict, method_to_dict
+from smyrf.records import check_ints, known_fields
 
 # Channel multipliers of the blocks by resolution. Generator: input of the first block, then output of each; each
 # doubles the size, from 4×4 on. Discriminator: output of each block; the last ones do not halve the size.
@@ -60,10 +61,7 @@ class Config:
     def __post_init__(self) -> None:
         if self.resolution not in GENERATOR:
             raise ValueError(f"resolution={self.resolution} must be one of {', '.join(map(str, GENERATOR))}")
-        for name, least in (("channels", 1), ("n_classes", 1), ("n_latent", 1), ("n_shared", 0), ("n_colours", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}={value!r} must be an int, at least {least}")
+        check_ints(self, {"channels": 1, "n_classes": 1, "n_latent": 1, "n_shared": 0, "n_colours": 1})
         object.__setattr__(self, "attention", tuple(self.attention))
         possible = [BOTTOM * 2**n for n in range(1, 8) if BOTTOM * 2**n <= self.resolution]
         for size in self.attention:
@@ -111,12 +109,7 @@ class Config:
         Raises:
             ValueError: names what is unknown or wrong.
         """
-        if not isinstance(data, dict):
-            raise ValueError(f"a config must be an object, not {data!r}")
-        for name in data:
-            if name not in [one.name for one in fields(Config)]:
-                raise ValueError(f"a config has no {name!r}")
-        options = dict(data)
+        options = known_fields(Config, data, "a config")
         if "method" in options:
             options["method"] = method_from_dict(options["method"])
         if "attention" in options:

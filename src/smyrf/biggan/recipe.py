@@ -10,6 +10,7 @@ from typing import Any
 
 from smyrf.biggan.config import Config
 from smyrf.methods import Dense, Method, Smyrf, Tangent, method_label
+from smyrf.records import check_between, check_ints, check_run_seed, known_fields
 from smyrf.tuning.search import check_target
 
 
@@ -60,26 +61,16 @@ class Recipe:
         if not isinstance(self.config, Config):
             raise TypeError(f"config={self.config!r} must be a Config")
         counts = ("batch_size", "accumulate", "n_steps", "n_critic", "adapt_every")
-        for name, least in (*((count, 1) for count in counts), ("ema_start", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}={value!r} must be an int, at least {least}")
+        check_ints(self, {**dict.fromkeys(counts, 1), "ema_start": 0})
         if self.batch_size % self.accumulate:
             raise ValueError(f"batch_size={self.batch_size} must be a multiple of accumulate={self.accumulate}")
-        for name in ("generator_rate", "discriminator_rate", "epsilon"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and 0.0 < value <= 1.0):
-                raise ValueError(f"{name}={value!r} must be positive, and at most 1")
-        for name in ("beta1", "beta2", "ema"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and 0.0 <= value < 1.0):
-                raise ValueError(f"{name}={value!r} must be in [0, 1)")
+        check_between(self, ("generator_rate", "discriminator_rate", "epsilon"), 1.0, zero=False)
+        check_between(self, ("beta1", "beta2", "ema"), 1.0, zero=True)
         if self.max_error is not None:
             check_target(self.max_error)
             if not isinstance(self.config.method, Smyrf | Tangent):
                 raise ValueError(f"max_error={self.max_error} needs Smyrf or Tangent attention, not {self.label}")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed={self.seed!r} must be an int in [0, 2**32)")
+        check_run_seed(self.seed)
 
     @property
     def label(self) -> str:
@@ -105,12 +96,8 @@ class Recipe:
         Raises:
             ValueError: names what is unknown or wrong.
         """
-        if not isinstance(data, dict):
-            raise ValueError(f"a recipe must be an object, not {data!r}")
-        for name in data:
-            if name not in [one.name for one in fields(Recipe)]:
-                raise ValueError(f"a recipe has no {name!r}")
-        return Recipe(**{**data, "config": Config.from_dict(data.get("config", {}))})
+        options = known_fields(Recipe, data, "a recipe")
+        return Recipe(**{**options, "config": Config.from_dict(options.get("config", {}))})
 
 
 def _faces(resolution: int, attention: int, method: Method) -> Recipe:

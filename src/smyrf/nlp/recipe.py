@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from smyrf.methods import Dense, Method, Smyrf, check_method, method_from_dict, method_label, method_to_dict
 from smyrf.nlp.tasks import find_task
+from smyrf.records import check_between, check_ints, check_run_seed, known_fields
 
 PADS = ("max_length", "longest", "grouped")
 # More than anybody has use for.
@@ -89,24 +90,13 @@ class Recipe:
         object.__setattr__(self, "eval_methods", methods)
         if self.pad not in PADS:
             raise ValueError(f"pad={self.pad!r} must be one of {', '.join(PADS)}")
-        for name, least in (("max_length", 4), ("batch_size", 1), ("max_steps", 1), ("n_train", 2), ("n_eval", 2)):
-            value = getattr(self, name)
-            if value is None and name in ("max_steps", "n_train", "n_eval"):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name}={value!r} must be an int")
-            if value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
-        for name in _MOST:
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and 0 < value <= _MOST[name]):
-                raise ValueError(f"{name}={value!r} must be positive, and at most {_MOST[name]:g}")
-        for name in ("warmup", "weight_decay"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and 0.0 <= value < 1.0):
-                raise ValueError(f"{name}={value!r} must be in [0, 1)")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed={self.seed!r} must be an int in [0, 2**32)")
+        check_ints(self, {"max_length": 4, "batch_size": 1})
+        limits = {"max_steps": 1, "n_train": 2, "n_eval": 2}
+        check_ints(self, {name: least for name, least in limits.items() if getattr(self, name) is not None})
+        for name, most in _MOST.items():
+            check_between(self, (name,), most, zero=False)
+        check_between(self, ("warmup", "weight_decay"), 1.0, zero=True)
+        check_run_seed(self.seed)
 
     @property
     def label(self) -> str:
@@ -139,16 +129,10 @@ class Recipe:
         Raises:
             ValueError: names what is unknown, missing or wrong.
         """
-        if not isinstance(data, dict):
-            raise ValueError(f"a recipe must be an object, not {data!r}")
-        known = [one.name for one in fields(Recipe)]
-        for name in data:
-            if name not in known:
-                raise ValueError(f"a recipe has no {name!r}")
-        options = dict(data)
+        options = known_fields(Recipe, data, "a recipe")
         try:
-            options["train_method"] = method_from_dict(data["train_method"])
-            options["eval_methods"] = tuple(method_from_dict(one) for one in data["eval_methods"])
+            options["train_method"] = method_from_dict(options["train_method"])
+            options["eval_methods"] = tuple(method_from_dict(one) for one in options["eval_methods"])
             return Recipe(**options)
         except (KeyError, TypeError) as error:
             raise ValueError(f"a recipe: {error}") from error

@@ -1,0 +1,74 @@
+"""Frozen descriptions of a run: what JSON holds of them, and what their numbers may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+
+def known_fields(kind: type[Any], data: object, what: str) -> dict[str, Any]:
+    """The fields of a dataclass that JSON has.
+
+    Args:
+        what: it is called, for the message.
+
+    Raises:
+        ValueError: it is no object, or has a name that is unknown.
+
+    Example:
+        >>> from smyrf import Smyrf
+        >>> known_fields(Smyrf, {"n_hashes": 4}, "a method")
+        {'n_hashes': 4}
+    """
+    if not isinstance(data, dict):
+        raise ValueError(f"{what} must be an object, not {data!r}")
+    known = {one.name for one in fields(kind)}
+    for name in data:
+        if name not in known:
+            raise ValueError(f"{what} has no {name!r}")
+    return dict(data)
+
+
+def check_ints(record: object, least: Mapping[str, int]) -> None:
+    """Raises unless each of these attributes is an int, at least as large as it must be.
+
+    Example:
+        >>> from smyrf import Smyrf
+        >>> check_ints(Smyrf(4, 32), {"n_hashes": 1})
+    """
+    for name, smallest in least.items():
+        value = getattr(record, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name}={value!r} must be an int")
+        if value < smallest:
+            raise ValueError(f"{name}={value} must be at least {smallest}")
+
+
+def check_between(record: object, names: tuple[str, ...], most: float, *, zero: bool) -> None:
+    """Raises unless each of these attributes is a number above 0, or from 0 on, and at most or below another.
+
+    Args:
+        zero: 0 is allowed, and then `most` is not.
+
+    Example:
+        >>> from smyrf import Tangent
+        >>> check_between(Tangent(0.5), ("budget",), 1.0, zero=False)
+    """
+    for name in names:
+        value = getattr(record, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if zero and not (is_number and 0.0 <= value < most):
+            raise ValueError(f"{name}={value!r} must be in [0, {most:g})")
+        if not zero and not (is_number and 0.0 < value <= most):
+            raise ValueError(f"{name}={value!r} must be positive, and at most {most:g}")
+
+
+def check_run_seed(seed: object) -> None:
+    """Raises unless it is an int that every generator takes.
+
+    Example:
+        >>> check_run_seed(0)
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed!r} must be an int in [0, 2**32)")
