@@ -56,12 +56,15 @@ def train(data: Path, output: Path, name: str, seed: str) -> None:
         (last,) = folder.glob(f"*/checkpoint-{N_STEPS}")
         shutil.copy(last / "state.json", folder / "state.json")
         shutil.copy(max((last.parent / "grids").iterdir()), folder / "grid.png")
-        shutil.copy(last / "average.safetensors", weights)
+        shutil.copy(last / "average.safetensors", folder / "average.part")
+        (folder / "average.part").replace(weights)
     score = ("biggan", "score", weights, "--features", data / "classifier.pt", "--number", N_IMAGES, "--batch", "50")
     for file, methods in (("score", method), ("swap", ",".join(SWAPPED) if name == "dense" else "")):
         if methods and not (folder / f"{file}.json").exists():
-            place = ("--real", data / "test.npz", "--threads", "1", "--json", folder / f"{file}.json")
-            run(*score, "--methods", methods, *place)
+            # Scores are kept one by one: only a file that has all of them gets the name that is looked for.
+            part = folder / f"{file}.part"
+            run(*score, "--methods", methods, "--real", data / "test.npz", "--threads", "1", "--json", part)
+            part.replace(folder / f"{file}.json")
     if name == "dense" and not (folder / "images.json").exists():
         place = ("--output", folder / "images", "--threads", "1", "--json", folder / "images.json")
         run("biggan", "sample", weights, "--methods", ",".join(SWAPPED), "--number", "10", *place)

@@ -60,8 +60,9 @@ def swap_rows(runs: dict[str, dict[str, dict[str, Any]]]) -> list[dict[str, Any]
     """Of each attention that the dense generators were given: distances of every seed."""
     rows = []
     for number in range(len(SWAPPED)):
-        scores = [one["swap"]["scores"][number] for one in runs["dense"].values() if "swap" in one]
-        images = [one["images"]["rows"][number] for one in runs["dense"].values() if "images" in one]
+        whole = [files for files in runs["dense"].values() if {"swap", "images"} <= set(files)]
+        scores = [files["swap"]["scores"][number] for files in whole]
+        images = [files["images"]["rows"][number] for files in whole]
         rows.append(
             {
                 "method": scores[0]["method"],
@@ -107,7 +108,8 @@ def plot_swap(rows: list[dict[str, Any]], path: Path) -> list[Path]:
 def plot_trained(output: Path, runs: dict[str, dict[str, dict[str, Any]]], path: Path) -> list[Path]:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(len(SEEDS), len(runs), figsize=(2.6 * len(runs), 5.6), layout="constrained")
+    size = 2.6 * len(runs), 5.6
+    figure, axes = plt.subplots(len(SEEDS), len(runs), figsize=size, layout="constrained", squeeze=False)
     for column, (name, seeds) in enumerate(runs.items()):
         for row, seed in enumerate(SEEDS):
             one = axes[row, column]
@@ -126,7 +128,7 @@ def main() -> None:
         sys.exit(__doc__)
     output, results = map(Path, sys.argv[1:])
     runs = load(output)
-    if "dense" not in runs:
+    if not any({"swap", "images"} <= set(files) for files in runs.get("dense", {}).values()):
         sys.exit(f"{output} has no finished run of the dense generator")
     rows = swap_rows(runs)
     for name, seeds in runs.items():

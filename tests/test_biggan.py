@@ -265,7 +265,8 @@ def test_swapping_attention_leaves_weights_alone():
     assert torch.equal(network(z, classes), dense)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     with pytest.raises(ValueError, match="has no attention block"):
-        set_method(nn.Linear(2, 2), Dense())
+        set_method(nn.Linear(2, 2), Smyrf(1, 2))
+    set_method(nn.Linear(2, 2), Dense())  # which it is, as far as there is anything
 
 
 def test_power_iteration_finds_the_largest_singular_value():

@@ -85,3 +85,46 @@ def test_what_is_wrong_is_named(tmp_path):
     (tmp_path / "folder" / "a.png").write_bytes(b"no image")
     with pytest.raises(PictureError, match=r"a\.png is not an image"):
         load_pictures(tmp_path / "folder", 8)[0]
+
+
+def test_images_are_read_as_a_viewer_shows_them(tmp_path):
+    ramp = numpy.linspace(0, 65535, 32 * 32).reshape(32, 32).astype(numpy.uint16)
+    Image.fromarray(ramp).save(tmp_path / "a.png")
+    hidden = Image.new("RGBA", (32, 32), (255, 0, 0, 0))
+    hidden.save(tmp_path / "b.png")
+    halves = Image.new("RGB", (32, 32), "white")
+    halves.paste("black", (0, 0, 16, 32))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be turned by a quarter
+    halves.save(tmp_path / "c.jpg", exif=turned)
+    pictures = load_pictures(tmp_path, 32)
+    first, second, third = (pictures[i][0] for i in range(3))
+    assert abs(float(first.mean())) < 0.02
+    assert torch.equal(second, torch.ones(3, 32, 32))
+    assert float(third[:, :12].mean()) < -0.9 and float(third[:, 20:].mean()) > 0.9
+
+
+def test_saved_dictionaries_of_datasets_are_read_and_odd_ones_named(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    images = [Image.new("L", (8, 8), 40 * i) for i in range(3)]
+    rows = datasets.Dataset.from_dict({"image": images, "label": [0, 2, 1]}).cast_column("image", datasets.Image())
+    datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "dict"))
+    assert len(load_pictures(tmp_path / "dict", 32, 1)) == 3
+    datasets.DatasetDict({"test": rows}).save_to_disk(str(tmp_path / "test"))
+    with pytest.raises(PictureError, match="has no split 'train'"):
+        load_pictures(tmp_path / "test", 32, 1)
+    for number, label in enumerate((["a", "b", "c"], [0, -1, 1], [0, None, 1], [0, 1, 2**40])):
+        odd = datasets.Dataset.from_dict({"image": images, "label": label}).cast_column("image", datasets.Image())
+        odd.save_to_disk(str(tmp_path / str(number)))
+        with pytest.raises(PictureError, match="must be a class number"):
+            load_pictures(tmp_path / str(number), 32, 1)
+
+
+def test_other_images_have_another_fingerprint(tmp_path):
+    chance = numpy.random.default_rng(0)
+    found = set()
+    for name, n in (("a", 5), ("b", 5), ("c", 6)):
+        numpy.savez(tmp_path / f"{name}.npz", images=chance.integers(0, 256, (n, 32, 32), numpy.uint8))
+        found.add(load_pictures(tmp_path / f"{name}.npz", 32, 1).fingerprint)
+    assert len(found) == 3
+    assert load_pictures(tmp_path / "c.npz", 32, 1).fingerprint in found

@@ -93,10 +93,25 @@ class _Both(nn.Module):
 
 
 class _Inception(nn.Module):
-    def forward(self, x: torch.Tensor, return_features: bool = False) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, return_features: bool = False, no_output_bias: bool = False) -> torch.Tensor:
         assert x.dtype == torch.uint8 and x.shape[1] == 3
         means = x.float().mean((2, 3))
-        return means if return_features else torch.softmax(means, 1)
+        bias = torch.zeros(3) if no_output_bias else torch.tensor([5.0, 0.0, 0.0])
+        return means if return_features else torch.softmax(means + bias, 1)
+
+
+class _Dictionary(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"features": x}
+
+
+class _Narrow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Conv2d(1, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(x).mean((2, 3))
 
 
 class _Wrong(nn.Module):
@@ -120,6 +135,10 @@ def test_feature_networks_of_every_kind_are_understood(tmp_path):
     inception = FeatureNetwork(script(_Inception(), tmp_path / "inception.pt"))
     seen = inception(torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 1, 4, 4))
     assert seen.features.tolist() == [[0.0] * 3, [255.0] * 3]
+    torch.testing.assert_close(seen.probabilities, torch.full((2, 3), 1 / 3))  # without the bias of its last layer
+    for module, words in ((_Dictionary(), "must give features"), (_Narrow(), "cannot look at images of 3 colours")):
+        with pytest.raises(ValueError, match=words):
+            FeatureNetwork(script(module, tmp_path / "odd.pt")).check(3, 8)
     with pytest.raises(ValueError, match="must give features"):
         FeatureNetwork(script(_Wrong(), tmp_path / "wrong.pt"))(images)
     (tmp_path / "damaged.pt").write_bytes(b"no")

@@ -1,10 +1,12 @@
 """Training BigGAN."""
 
+import copy
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -18,11 +20,13 @@ from typer.testing import CliRunner
 
 import smyrf
 from smyrf import Smyrf
+from smyrf.biggan.checkpoints import CheckpointError
 from smyrf.biggan.config import Config
 from smyrf.biggan.networks import attention_blocks
+from smyrf.biggan.order import step_seed
 from smyrf.biggan.pictures import load_pictures
 from smyrf.biggan.recipe import PRESETS, Recipe
-from smyrf.biggan.train import Run
+from smyrf.biggan.train import DivergedError, Run
 from smyrf.cli import app
 
 
@@ -74,6 +78,79 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(pictures, tmp_p
     assert sorted(path.name for path in (tmp_path / "cut" / "grids").iterdir()) == ["0000002.png", "0000004.png"]
     with pytest.raises(ValueError, match="belongs to another recipe"):
         Run(recipe(4, seed=1), pictures, tmp_path / "cut")
+
+
+def test_a_step_is_the_books(pictures, tmp_path):
+    """Hinge losses, two rates, two parts, an average: the same by plain operations on copies of the networks."""
+    options = {"accumulate": 2, "generator_rate": 1e-3, "discriminator_rate": 4e-3, "ema": 0.75}
+    run = Run(replace(recipe(2, **options), ema_start=0), pictures, tmp_path)
+    for block in [*attention_blocks(run.generator), *attention_blocks(run.discriminator)]:
+        torch.nn.init.constant_(block.gamma, 0.7)
+    generator, discriminator = copy.deepcopy(run.generator).train(), copy.deepcopy(run.discriminator).train()
+    before = {key: value.clone() for key, value in run.average.network.named_parameters()}
+    betas = run.recipe.beta1, run.recipe.beta2
+    steps = [
+        torch.optim.Adam(network.parameters(), rate, betas, run.recipe.epsilon)
+        for network, rate in ((generator, 1e-3), (discriminator, 4e-3))
+    ]
+    torch.manual_seed(step_seed(run.recipe.seed, 2, 0, 0))
+    found = torch.zeros(4, dtype=torch.float64)
+    for part in (0, 1):
+        images, classes = run._real(0, part)
+        z, drawn = torch.randn(2, 8), torch.randint(3, (2,))
+        with torch.no_grad():
+            fake = generator(z, drawn)
+        scores = discriminator(torch.cat([images, fake]), torch.cat([classes, drawn]))
+        real_score, fake_score = scores[:2], scores[2:]
+        loss = (1 - real_score).clamp(min=0).mean() + (1 + fake_score).clamp(min=0).mean()
+        (loss / 2).backward()
+        found[1:] += torch.stack([loss, real_score.mean(), fake_score.mean()]).detach().double() / 2
+    steps[1].step()
+    for _ in (0, 1):
+        z, drawn = torch.randn(2, 8), torch.randint(3, (2,))
+        loss = -discriminator(generator(z, drawn), drawn).mean()
+        torch.autograd.backward(loss / 2, inputs=list(generator.parameters()))
+        found[0] += loss.detach().double() / 2
+    steps[0].step()
+    with pytest.raises(StopIteration):
+        run.train(log_every=1, save_every=100, grid_every=100, done=stop)
+    assert list(vars(run.losses[0]).values())[1:] == pytest.approx(found.tolist(), rel=1e-5)
+    for ours, book in ((run.generator, generator), (run.discriminator, discriminator)):
+        for (key, value), other in zip(ours.named_parameters(), book.parameters(), strict=True):
+            torch.testing.assert_close(value, other, atol=1e-6, rtol=1e-4, msg=key)
+    after = dict(run.generator.named_parameters())
+    for key, value in run.average.network.named_parameters():
+        torch.testing.assert_close(value, 0.75 * before[key] + 0.25 * after[key], msg=key)
+
+
+def stop(losses):
+    raise StopIteration
+
+
+def test_a_run_goes_on_with_its_own_images_and_steps_alone(pictures, tmp_path):
+    Run(recipe(4), pictures, tmp_path).train(done=lambda losses: None)
+    with pytest.raises(ValueError, match="n_steps=2 is fewer than the 4"):
+        Run(recipe(2), pictures, tmp_path)
+    images = numpy.random.default_rng(1).integers(0, 256, (10, 32, 32), numpy.uint8)
+    numpy.savez(tmp_path / "b.npz", images=images, labels=numpy.arange(10) % 3)
+    with pytest.raises(ValueError, match="was begun with other images"):
+        Run(recipe(6), load_pictures(tmp_path / "b.npz", 32, 1, flip=True), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "text"), [("state.json", "{"), ("state.json", "{}"), ("optimizers.pt", "x")])
+def test_a_damaged_checkpoint_is_named(pictures, tmp_path, name, text):
+    Run(recipe(2), pictures, tmp_path).train(done=lambda losses: None)
+    (tmp_path / "checkpoint-2" / name).write_text(text)
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read: .*remove checkpoint-2"):
+        Run(recipe(2), pictures, tmp_path)
+
+
+def test_a_run_that_diverges_says_so_and_leaves_no_checkpoint(pictures, tmp_path):
+    run = Run(recipe(4), pictures, tmp_path)
+    torch.nn.init.constant_(run.discriminator.linear.bias, torch.nan)
+    with pytest.raises(DivergedError, match="not finite at step 1"):
+        run.train(done=lambda losses: None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_budget_follows_the_error_and_survives_a_stop(pictures, tmp_path):
@@ -210,7 +287,9 @@ def test_accumulated_parts_see_the_same_images(pictures, tmp_path):
         (["{n}", "--batch", "0"], "batch_size=0 must be at least 1"),
         (["{n}", "--batch", "5", "--accumulate", "2"], "batch_size=5 must be a multiple of accumulate=2"),
         (["{n}", "--generator-rate", "0"], "generator_rate=0.0 must be positive"),
-        (["{n}", "--log-every", "0"], "must be at least 1"),
+        (["{n}", "--log-every", "0"], "--log-every 0 must be at least 1"),
+        (["{n}", "--colours", "2"], "n_colours=2 must be 1 or 3"),
+        (["{n}", "--adapt-every", "5"], "--adapt-every 5 needs --max-error"),
         (["{n}", "--resolution", "32", "--max-error", "0.1"], "max_error=0.1 needs Smyrf or Tangent attention, not"),
         (["{n}", "--resolution", "32", "--method", "tangent:0.5", "--max-error", "-1"], "max_error=-1.0 must be"),
         (["nowhere"], "nowhere is neither a folder nor an .npz file"),

@@ -23,20 +23,25 @@ class BatchNorm(nn.Module):
 
     Args:
         n_condition: width of the condition; 0 for none.
+        normalised: the maps have spectral norm. Those of bare classes have none, as in the public code: there it does
+            harm.
     """
 
     stored_mean: Tensor
     stored_var: Tensor
 
-    def __init__(self, n_channels: int, n_condition: int = 0) -> None:
+    def __init__(self, n_channels: int, n_condition: int = 0, normalised: bool = True) -> None:
         super().__init__()
         self.register_buffer("stored_mean", torch.zeros(n_channels))
         self.register_buffer("stored_var", torch.ones(n_channels))
-        self.gain: nn.Parameter | spectral.Linear
-        self.bias: nn.Parameter | spectral.Linear
+        self.gain: nn.Parameter | nn.Module
+        self.bias: nn.Parameter | nn.Module
         if n_condition:
-            self.gain = spectral.Linear(n_condition, n_channels, bias=False)
-            self.bias = spectral.Linear(n_condition, n_channels, bias=False)
+            kind = spectral.Linear if normalised else nn.Linear
+            self.gain = kind(n_condition, n_channels, bias=False)
+            self.bias = kind(n_condition, n_channels, bias=False)
+            for linear in () if normalised else (self.gain, self.bias):
+                nn.init.orthogonal_(linear.weight)
         else:
             self.gain = nn.Parameter(torch.ones(n_channels))
             self.bias = nn.Parameter(torch.zeros(n_channels))
@@ -45,7 +50,7 @@ class BatchNorm(nn.Module):
         statistics = self.stored_mean, self.stored_var
         if isinstance(self.gain, nn.Parameter) and isinstance(self.bias, nn.Parameter):
             return F.batch_norm(x, *statistics, self.gain, self.bias, self.training, MOMENTUM, EPSILON)
-        assert isinstance(self.gain, spectral.Linear) and isinstance(self.bias, spectral.Linear)
+        assert isinstance(self.gain, nn.Module) and isinstance(self.bias, nn.Module)
         gain, bias = 1.0 + self.gain(condition), self.bias(condition)  # (B, C)
         x = F.batch_norm(x, *statistics, None, None, self.training, MOMENTUM, EPSILON)
         return x * gain[:, :, None, None] + bias[:, :, None, None]
@@ -54,13 +59,13 @@ class BatchNorm(nn.Module):
 class GeneratorBlock(nn.Module):
     """Twice the size: normalise, enlarge, convolve, normalise, convolve, beside a shortcut."""
 
-    def __init__(self, n_in: int, n_out: int, n_condition: int) -> None:
+    def __init__(self, n_in: int, n_out: int, n_condition: int, normalised: bool = True) -> None:
         super().__init__()
         self.conv1 = spectral.Conv2d(n_in, n_out, 3)
         self.conv2 = spectral.Conv2d(n_out, n_out, 3)
         self.conv_sc = spectral.Conv2d(n_in, n_out, 1)
-        self.bn1 = BatchNorm(n_in, n_condition)
-        self.bn2 = BatchNorm(n_out, n_condition)
+        self.bn1 = BatchNorm(n_in, n_condition, normalised)
+        self.bn2 = BatchNorm(n_out, n_condition, normalised)
 
     def forward(self, x: Tensor, condition: Tensor | None) -> Tensor:
         h = F.relu(self.bn1(x, condition))

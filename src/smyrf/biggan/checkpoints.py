@@ -19,7 +19,7 @@ from smyrf.biggan.networks import Discriminator, Generator
 from smyrf.methods import Dense, Method
 
 Network = TypeVar("Network", bound=nn.Module)
-# Only for a look: written by the public code where an optimizer or a log was saved along; not part of a network.
+# Counts that PyTorch's own normalisation saves along, and that nothing here reads.
 _IGNORED = ("num_batches_tracked",)
 
 
@@ -40,9 +40,12 @@ def load_generator(path: Path, method: Method | None = None, config: Config | No
         CheckpointError: names the file and the first key that does not fit.
     """
     state = read_state(path)
-    config = config or read_config(path) or generator_config(state, path)
-    with torch.device("meta"):
-        network = Generator(replace(config, method=Dense() if method is None else method))
+    try:
+        config = config or read_config(path) or generator_config(state, path)
+        with torch.device("meta"):
+            network = Generator(replace(config, method=Dense() if method is None else method))
+    except (TypeError, ValueError) as error:
+        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{path}: {error}") from error
     return fill(network, state, path).eval()
 
 
@@ -74,8 +77,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not state:
         raise CheckpointError(f"{path} is not a state dict: it holds {type(state).__name__}")
     for key, value in state.items():
-        if not isinstance(value, Tensor):
-            raise CheckpointError(f"{path}: {key} is {type(value).__name__}, not a tensor")
+        if not isinstance(value, Tensor) or not isinstance(key, str):
+            raise CheckpointError(f"{path}: {key} is {type(value).__name__}, not a tensor with a name")
+        if value.layout != torch.strided:
+            raise CheckpointError(f"{path}: {key} is {value.layout}, it must be a plain tensor")
     return state
 
 
@@ -99,15 +104,24 @@ def generator_config(state: dict[str, Tensor], path: Path) -> Config:
     Raises:
         CheckpointError: they are not those of a generator with classes and a shared embedding.
     """
-    for key in ("shared.weight", "linear.weight", "output_layer.2.weight", "blocks.0.0.bn1.gain.weight"):
+    axes = {"shared.weight": 2, "linear.weight": 2, "output_layer.2.weight": 4, "blocks.0.0.bn1.gain.weight": 2}
+    for key, n_axes in axes.items():
         if key not in state:
             other = "; it is a discriminator" if "embed.weight" in state else ""
             raise CheckpointError(f"{path}: {key} is missing{other}")
+        if state[key].dim() != n_axes:
+            raise CheckpointError(f"{path}: {key} has the shape {tuple(state[key].shape)}, it must have {n_axes} axes")
     n_blocks = _count_blocks(state)
     resolution = _resolution(path, GENERATOR, n_blocks + 1)
     n_colours, width = state["output_layer.2.weight"].shape[:2]
     n_classes, n_shared = state["shared.weight"].shape
     n_chunk = state["blocks.0.0.bn1.gain.weight"].shape[1] - n_shared
+    if width % GENERATOR[resolution][-1] or width < GENERATOR[resolution][-1]:
+        raise CheckpointError(
+            f"{path}: output_layer.2.weight reads {width} channels, which {n_blocks} blocks never give"
+        )
+    if n_chunk < 0:
+        raise CheckpointError(f"{path}: blocks.0.0.bn1.gain.weight is narrower than shared.weight")
     return Config(
         resolution=resolution,
         channels=width // GENERATOR[resolution][-1],
@@ -155,7 +169,7 @@ def save_network(network: Generator | Discriminator, path: Path) -> None:
 
 
 def _count_blocks(state: dict[str, Tensor]) -> int:
-    return len({key.split(".")[1] for key in state if key.startswith("blocks.")})
+    return len({number for key in state if key.startswith("blocks.") and (number := key.split(".")[1]).isdecimal()})
 
 
 def _with_attention(state: dict[str, Tensor]) -> list[int]:

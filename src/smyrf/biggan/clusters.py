@@ -14,7 +14,7 @@ from torch import Tensor
 
 from smyrf.analysis.reach import query_clusters
 from smyrf.biggan.grids import to_bytes
-from smyrf.biggan.networks import Generator, attention_blocks
+from smyrf.biggan.networks import Generator, attention_blocks, restored_methods, set_method
 from smyrf.grouping import group
 from smyrf.methods import Dense, Method, PerHead, Smyrf, method_label
 from smyrf.seeds import draw_seed
@@ -57,7 +57,9 @@ def cluster_maps(
     training = generator.training
     generator.eval()
     try:
-        images = generator(z, classes)
+        with restored_methods(generator):
+            set_method(generator, Dense())
+            images = generator(z, classes)
         q, k, v = blocks[block].project(seen[0])
     finally:
         handle.remove()

@@ -62,7 +62,13 @@ class Config:
         if self.resolution not in GENERATOR:
             raise ValueError(f"resolution={self.resolution} must be one of {', '.join(map(str, GENERATOR))}")
         check_ints(self, {"channels": 1, "n_classes": 1, "n_latent": 1, "n_shared": 0, "n_colours": 1})
-        object.__setattr__(self, "attention", tuple(self.attention))
+        if self.n_colours not in (1, 3):
+            raise ValueError(f"n_colours={self.n_colours} must be 1 or 3")
+        if not isinstance(self.hierarchical, bool):
+            raise TypeError(f"hierarchical={self.hierarchical!r} must be a bool")
+        if not isinstance(self.attention, tuple | list):
+            raise TypeError(f"attention={self.attention!r} must be a tuple of resolutions")
+        object.__setattr__(self, "attention", tuple(dict.fromkeys(self.attention)))
         possible = [BOTTOM * 2**n for n in range(1, 8) if BOTTOM * 2**n <= self.resolution]
         for size in self.attention:
             if size not in possible:
@@ -112,6 +118,4 @@ class Config:
         options = known_fields(Config, data, "a config")
         if "method" in options:
             options["method"] = method_from_dict(options["method"])
-        if "attention" in options:
-            options["attention"] = tuple(options["attention"])
         return Config(**options)

@@ -44,8 +44,27 @@ class FeatureNetwork:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ValueError(f"{path} cannot be loaded as TorchScript: {first}") from error
         self.path, self._network = path, loaded.eval()
+        if not hasattr(loaded, "forward"):
+            raise ValueError(f"{path} is TorchScript without a function forward")
         names = [argument.name for argument in self._network.forward.schema.arguments]
         self._is_inception = "return_features" in names
+        # Published inception scores leave the last layer's bias out.
+        self._options = {"no_output_bias": True} if "no_output_bias" in names else {}
+
+    def check(self, n_colours: int, resolution: int) -> None:
+        """Looks at two empty images, before there is anything to lose.
+
+        Raises:
+            ValueError: says what is wrong with the network.
+        """
+        try:
+            self(torch.zeros(2, n_colours, resolution, resolution))
+        except ValueError:
+            raise
+        except Exception as error:  # whatever a network of somebody's does
+            first = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            size = f"{n_colours} colours and {resolution} pixels"
+            raise ValueError(f"{self.path} cannot look at images of {size}: {first}") from error
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Seen:
@@ -53,13 +72,19 @@ class FeatureNetwork:
         if self._is_inception:
             pixels = ((images + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
             pixels = pixels.expand(-1, 3, -1, -1)  # grey ones too
-            return Seen(self._network(pixels, return_features=True), self._network(pixels))
+            features = self._network(pixels, return_features=True)
+            return Seen(*self._checked((features, self._network(pixels, **self._options)), len(images), softmax=False))
         found = self._network(images)
-        if isinstance(found, Tensor):
-            found = (found,)
-        if not found or found[0].dim() != 2 or len(found[0]) != len(images):
+        return Seen(*self._checked((found,) if isinstance(found, Tensor) else found, len(images), softmax=True))
+
+    def _checked(self, found: Any, n_images: int, *, softmax: bool) -> tuple[Tensor, Tensor | None]:
+        """Features and probabilities, if they are what they should be."""
+        is_right = isinstance(found, tuple | list) and 1 <= len(found) <= 2
+        if not is_right or not all(isinstance(x, Tensor) and x.dim() == 2 and len(x) == n_images for x in found):
             raise ValueError(f"{self.path} must give features (images, width), or features and logits")
-        return Seen(found[0], found[1].softmax(1) if len(found) > 1 else None)
+        if len(found) == 1:
+            return found[0], None
+        return found[0], found[1].softmax(1) if softmax else found[1]
 
 
 def look(network: FeatureNetwork, batches: Iterator[Tensor]) -> Seen:

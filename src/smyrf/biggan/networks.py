@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from smyrf.biggan import spectral
 from smyrf.biggan.blocks import AttentionBlock, BatchNorm, DiscriminatorBlock, GeneratorBlock
 from smyrf.biggan.config import BOTTOM, N_KEEPING, Config
-from smyrf.methods import Method, check_method
+from smyrf.methods import Dense, Method, check_method
 
 
 class Generator(nn.Module):
@@ -42,7 +42,8 @@ class Generator(nn.Module):
         self.linear = spectral.Linear(config.n_chunk or config.n_latent, widths[0] * BOTTOM**2)
         blocks = []
         for number, (n_in, n_out) in enumerate(pairwise(widths)):
-            block: list[nn.Module] = [GeneratorBlock(n_in, n_out, config.n_condition)]
+            is_bare = not config.hierarchical and not config.n_shared  # the condition is a class number and no more
+            block: list[nn.Module] = [GeneratorBlock(n_in, n_out, config.n_condition, not is_bare)]
             if BOTTOM * 2 ** (number + 1) in config.attention:
                 block.append(AttentionBlock(n_out, config.method))
             blocks.append(nn.ModuleList(block))
@@ -160,11 +161,11 @@ def set_method(network: nn.Module, method: Method, seed: int | None = None) -> N
         seed: of hashes; None for PyTorch's own chance.
 
     Raises:
-        ValueError: there is no attention block.
+        ValueError: there is no attention block, and the method is another than dense attention.
     """
     check_method(method)
     blocks = list(attention_blocks(network))
-    if not blocks:
+    if not blocks and not isinstance(method, Dense):
         raise ValueError(f"{type(network).__name__} has no attention block")
     for block in blocks:
         block.attend.method, block.attend.seed = method, seed

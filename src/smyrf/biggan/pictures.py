@@ -5,6 +5,7 @@ Shapes: n images, R × R pixels.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+# Images in a fingerprint, and classes of one data set at most.
+N_LOOKED_AT, MAX_CLASSES = 16, 100_000
 
 
 class PictureError(ValueError):
@@ -47,6 +50,15 @@ class Pictures(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return self._n
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of their number, their classes and a few of them: other images have another."""
+        found = hashlib.sha256(repr((self._n, self.class_names, self.resolution, self.n_colours)).encode())
+        for index in sorted({i * (self._n - 1) // (N_LOOKED_AT - 1) for i in range(N_LOOKED_AT)}):
+            image, number = self._read(index)
+            found.update(_fit(image, self.resolution, self.n_colours).numpy().tobytes() + bytes([number % 256]))
+        return found.hexdigest()[:16]
+
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, number = self._read(index)
         pixels = _fit(image, self.resolution, self.n_colours)
@@ -67,7 +79,7 @@ def load_pictures(source: Path, resolution: int, n_colours: int = 3, *, flip: bo
     """
     if source.suffix == ".npz":
         n, read, names = _from_npz(source)
-    elif (source / "dataset_info.json").is_file() or (source / "state.json").is_file():
+    elif any((source / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
         n, read, names = _from_datasets(source)
     elif source.is_dir():
         n, read, names = _from_folder(source)
@@ -80,20 +92,21 @@ _Source = tuple[int, Callable[[int], tuple[Any, int]], tuple[str, ...]]
 
 
 def _from_folder(folder: Path) -> _Source:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not files:
         raise PictureError(f"{folder} has no {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} images")
     tops = [path.relative_to(folder).parts for path in files]
     names = tuple(sorted({parts[0] for parts in tops})) if all(len(parts) > 1 for parts in tops) else ("",)
-    numbers = [names.index(parts[0]) if len(names) > 1 else 0 for parts in tops]
+    places = {name: number for number, name in enumerate(names)}
+    numbers = [places.get(parts[0], 0) for parts in tops]
 
     def read(index: int) -> tuple[Any, int]:
         try:
             with Image.open(files[index]) as image:
-                return image.convert("RGB"), numbers[index]
-        except (UnidentifiedImageError, OSError) as error:
+                return _plain(image), numbers[index]
+        except (Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
             raise PictureError(f"{files[index]} is not an image that can be read: {error}") from error
 
     return len(files), read, names
@@ -123,8 +136,9 @@ def _from_npz(path: Path) -> _Source:
         raise PictureError(
             f"{path}: labels are {labels.dtype} {labels.shape}, they must be class numbers ({len(images)},)"
         )
-    if not len(images):
-        raise PictureError(f"{path} holds no images")
+    if not images.size:
+        raise PictureError(f"{path} holds no images, or images without pixels: {images.shape}")
+    _check_labels(labels.tolist(), str(path))
 
     def read(index: int) -> tuple[Any, int]:
         return Image.fromarray(images[index]), int(labels[index])
@@ -132,30 +146,61 @@ def _from_npz(path: Path) -> _Source:
     return len(images), read, tuple(str(number) for number in range(int(labels.max()) + 1))
 
 
+def _check_labels(labels: list[Any], where: str, n_classes: int | None = None) -> None:
+    """Raises unless all are class numbers."""
+    most = MAX_CLASSES if n_classes is None else n_classes
+    for place, label in enumerate(labels):
+        if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < most:
+            raise PictureError(f"{where}: label {place} is {label!r}, it must be a class number below {most:,}")
+
+
 def _from_datasets(folder: Path) -> _Source:
+    from PIL import Image
+
     try:
         import datasets
 
         rows = datasets.load_from_disk(str(folder))
     except ImportError as error:
-        raise PictureError(f"{folder} needs datasets: pip install 'smyrf[finetune]'") from error
+        raise PictureError(f"{folder} needs datasets: pip install 'smyrf[biggan]'") from error
     except Exception as error:  # whatever is wrong with somebody's files, it is named
         raise PictureError(f"{folder} cannot be loaded: {error}") from error
     if isinstance(rows, datasets.DatasetDict):
+        if "train" not in rows:
+            raise PictureError(f"{folder} has no split 'train'; it has {', '.join(rows)}")
         rows = rows["train"]
+    if not len(rows):
+        raise PictureError(f"{folder} holds no images")
     if "image" not in rows.column_names:
         raise PictureError(f"{folder} has no column 'image'; it has {', '.join(rows.column_names)}")
     has_labels = "label" in rows.column_names
     names: tuple[str, ...] = ("",)
     if has_labels:
         known = getattr(rows.features["label"], "names", None)
-        names = tuple(known) if known else tuple(str(one) for one in range(max(rows["label"]) + 1))
+        labels = list(rows["label"])
+        _check_labels(labels, str(folder), len(known) if known else None)
+        names = tuple(known) if known else tuple(str(one) for one in range(max(labels) + 1))
 
     def read(index: int) -> tuple[Any, int]:
         row = rows[index]
-        return row["image"], int(row["label"]) if has_labels else 0
+        if not isinstance(row["image"], Image.Image):
+            raise PictureError(f"{folder}: image {index} is {type(row['image']).__name__}, not an image")
+        return _plain(row["image"]), row["label"] if has_labels else 0
 
     return len(rows), read, names
+
+
+def _plain(image: Any) -> Any:
+    """A PIL image as a viewer shows it: upright, on white, with 8 bits."""
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits, which a plain conversion would cut off at 255
+        return Image.fromarray((numpy.asarray(image).astype(numpy.int64).clip(0, 65535) // 257).astype(numpy.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
 
 
 def _fit(image: Any, resolution: int, n_colours: int) -> Tensor:

@@ -117,8 +117,6 @@ PRESETS: dict[str, Recipe] = {
     "celeba-256/smyrf-4x8192": _faces(256, 256, Smyrf(4, 8192)),
     "celeba-256/tangent-1.6": _faces(256, 256, Tangent(0.016)),
 }
-# FID after 120,000 steps, quoted.
-PAPER_FID = {"celeba-128/dense-64": 26.06, "celeba-128/smyrf-4x2048": 25.03}
 
 
 def change(recipe: Recipe | None, n_classes: int, of_config: Mapping[str, Any], of_run: Mapping[str, Any]) -> Recipe:
@@ -137,7 +135,7 @@ def change(recipe: Recipe | None, n_classes: int, of_config: Mapping[str, Any], 
     if recipe is None:
         several = n_classes > 1
         given.setdefault("attention", (min(64, given.get("resolution", 128) // 2),))
-        config = Config(n_classes=n_classes, hierarchical=several, n_shared=128 * several, **given)
+        config = Config(**{"n_classes": n_classes, "hierarchical": several, "n_shared": 128 * several, **given})
         recipe = Recipe(config=config)
     config = replace(recipe.config, **given)
     return replace(recipe, config=config, **{name: value for name, value in of_run.items() if value is not None})

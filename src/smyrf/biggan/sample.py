@@ -55,8 +55,10 @@ def memory_share(generator: Generator, method: Method) -> float:
     for size in generator.config.attention:
         n_queries = size * size
         shares.append(method.memory_share(n_queries // 4, n_queries))
+    if isinstance(method, Dense):
+        return 1.0
     if not shares:
-        raise ValueError("the generator has no attention block")
+        raise ValueError(f"the generator has no attention block for {method_label(method)}")
     return sum(shares) / len(shares)
 
 
@@ -93,7 +95,8 @@ def compare(
         for method in remaining:
             set_method(generator, method, seed)
             images = dense if isinstance(method, Dense) else generate(generator, z, numbers, batch)
-            distance = torch.linalg.vector_norm(images - dense) / torch.linalg.vector_norm(dense)
+            length = torch.linalg.vector_norm(dense).clamp_min(torch.finfo(dense.dtype).tiny)  # images may be all zero
+            distance = torch.linalg.vector_norm(images - dense) / length
             rows.append(Row(method, images, shares[method], float(distance)))
     return rows
 

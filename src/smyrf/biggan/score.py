@@ -44,6 +44,7 @@ class Score:
         frechet: distance to real images, or None without any.
         to_dense: Fréchet distance to the same generator's images with dense attention; None where it was not scored.
         inception: score and its deviation, or None if the network tells no classes.
+        paper: its figures for this method, if this generator has attention where the paper's has.
     """
 
     method: Method
@@ -52,12 +53,7 @@ class Score:
     frechet: float | None
     to_dense: float | None
     inception: tuple[float, float] | None
-
-    @property
-    def paper(self) -> tuple[float, float, float] | None:
-        """Its figures, where it has some for this method at this share: 4,096 queries on 1,024 keys."""
-        same = self.method in PAPER and self.share == self.method.memory_share(1024, 4096)
-        return PAPER[self.method] if same else None
+    paper: tuple[float, float, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -101,12 +97,31 @@ def score(
         track: wraps batches, to show progress, with a title.
 
     Raises:
-        ValueError: there is no attention block, or too few images.
+        ValueError: there is no attention block, too few images, or a network that cannot look at them; at once, before
+            the first score is asked for.
     """
+    methods = sorted(methods, key=lambda method: not isinstance(method, Dense))  # others are compared with it
     shares = [memory_share(generator, method) for method in methods]
     z = draw_latents(n_images, generator.config.n_latent, truncation=truncation, seed=seed)
     classes = draw_classes(n_images, generator, None, seed)
+    network.check(generator.config.n_colours, generator.config.resolution)
+    return _scores(generator, methods, shares, network, z, classes, real, seed, batch, track)
+
+
+def _scores(
+    generator: Generator,
+    methods: Sequence[Method],
+    shares: Sequence[float],
+    network: FeatureNetwork,
+    z: Tensor,
+    classes: Tensor | None,
+    real: Moments | None,
+    seed: int,
+    batch: int,
+    track: Callable[[Any, str], Any],
+) -> Iterator[Score]:
     dense: Moments | None = None
+    n_images, is_papers = len(z), generator.config.attention == (64,) and generator.config.n_classes > 1
     with restored_methods(generator):
         for method, share in zip(methods, shares, strict=True):
             set_method(generator, method, seed)
@@ -127,4 +142,5 @@ def score(
                 None if real is None else frechet_distance(own, real),
                 None if dense is None else frechet_distance(own, dense),
                 None if seen.probabilities is None else inception_score(seen.probabilities, n_parts),
+                PAPER.get(method) if is_papers else None,
             )

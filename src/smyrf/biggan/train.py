@@ -7,8 +7,10 @@ weights, the states of both optimizers, the losses and the schedule so far, and 
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,10 @@ from smyrf.tuning.schedule import AdaptiveSchedule
 N_KEPT = 2
 # Numbers by which chance is told apart.
 _WEIGHTS, _IMAGES, _STEP, _GRID = range(4)
+
+
+class DivergedError(ValueError):
+    """Losses that are not finite: nothing that comes after them means anything."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +127,17 @@ class Run:
             log_every, save_every, grid_every: steps between losses, checkpoints and grids.
             board: is shown the losses and grids as well.
             done: is called after each step, with the losses where they are logged.
+
+        Raises:
+            DivergedError: losses are not finite any more; the last checkpoint is older than that.
+            PictureError: an image cannot be read.
         """
         recipe = self.recipe
         while self.step < recipe.n_steps:
-            self._sums = [total + one for total, one in zip(self._sums, self._one_step().tolist(), strict=True)]
+            found = self._one_step().tolist()
+            if not all(map(math.isfinite, found)):
+                raise DivergedError(f"losses are not finite at step {self.step + 1}: {found}; the run has diverged")
+            self._sums = [total + one for total, one in zip(self._sums, found, strict=True)]
             self.step += 1
             self.average.update(self.generator, copies=self.step < recipe.ema_start)
             self._adapt()
@@ -175,6 +188,8 @@ class Run:
             accelerator.backward(loss / recipe.accumulate)
             found[0] += loss.detach().double().cpu() / recipe.accumulate
         self.optimizers["generator"].step()
+        if accelerator.num_processes > 1:  # each has seen a part of the batch
+            found = accelerator.reduce(found.to(accelerator.device), reduction="mean").cpu()
         return found
 
     def _adapt(self) -> None:
@@ -241,6 +256,7 @@ class Run:
         state = {
             "step": self.step,
             "recipe": self.recipe.to_dict(),
+            "images": self.pictures.fingerprint,
             "losses": [vars(one) for one in self.losses],
             "sums": self._sums,
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
@@ -261,24 +277,40 @@ class Run:
         if not found:
             return
         last = found[-1]
-        state = json.loads((last / "state.json").read_text())
-        before = Recipe.from_dict(state["recipe"])
+        with _named(last / "state.json"):
+            state = json.loads((last / "state.json").read_text())
+            before, images = Recipe.from_dict(state["recipe"]), str(state["images"])
+            self.step = int(state["step"])
+            self.losses = [Losses(**one) for one in state["losses"]]
+            self._sums = [float(total) for total in state["sums"]]
         if before.name != self.recipe.name:
             raise ValueError(f"{self.folder} belongs to another recipe: {before.name}, not {self.recipe.name}")
+        if images != self.pictures.fingerprint:
+            raise ValueError(f"{self.folder} was begun with other images: choose another folder for these")
+        if self.step > self.recipe.n_steps:
+            raise ValueError(f"n_steps={self.recipe.n_steps} is fewer than the {self.step} that {self.folder} has")
         for name, network in self._networks().items():
             fill(network, read_state(last / f"{name}.safetensors"), last / f"{name}.safetensors")
-        try:
+        with _named(last / "optimizers.pt"):
             optimizers = torch.load(last / "optimizers.pt", map_location="cpu", weights_only=True)
-        except Exception as error:  # damaged files make every kind of error
-            raise CheckpointError(f"{last / 'optimizers.pt'} cannot be read: {error}") from error
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(optimizers[name])
-        self.step = state["step"]
-        self.losses = [Losses(**one) for one in state["losses"]]
-        self._sums = state["sums"]
+            for name, optimizer in self.optimizers.items():
+                optimizer.load_state_dict(optimizers[name])
         if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
+            with _named(last / "state.json"):
+                self.schedule.load_state_dict(state["schedule"])
             self._share_methods()
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Errors in a file of a checkpoint, with its name and what can be done."""
+    try:
+        yield
+    except Exception as error:  # damaged files make every kind of error
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{file} cannot be read: {first}; remove {file.parent.name} to go on from the checkpoint before"
+        ) from error
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from smyrf.cli.refusals import (
     need_at_least,
     need_outputs,
     need_seed,
+    need_weights,
     need_writable,
     read_classes,
     read_methods,
@@ -68,8 +69,13 @@ def sample(
     need_seed(seed)
     chosen, wanted = read_methods(methods), read_classes(classes)
     need("PIL", "plots")
-    need_outputs(json, output if len(chosen) > 1 else None)
+    need_outputs(json, None)
+    if len(chosen) > 1:
+        need("matplotlib", "plots")
+    if not output.name:
+        refuse(f"--output {output} must have a name, behind which .png is put")
     need_writable("output", output.with_name(output.name + ".png"))
+    need_weights(checkpoint)
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console()
@@ -148,6 +154,9 @@ def score(
         refuse(f"--preset {preset} must be table1, without --methods")
     chosen = tuple(PAPER) if preset else read_methods(methods or "dense")
     need_outputs(json, None)
+    need_weights(checkpoint)
+    if real is not None:
+        need("PIL", "plots")
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console()
@@ -160,6 +169,7 @@ def score(
         network = FeatureNetwork(features)
         generator = load_generator(checkpoint)
         moments = None
+        network.check(generator.config.n_colours, generator.config.resolution)
         if real is not None:
             pictures = load_pictures(real, generator.config.resolution, generator.config.n_colours)
             moments = real_moments(network, pictures, batch, lambda some: bar(some, "real images"))
@@ -192,6 +202,8 @@ def train(
     channels: Annotated[int | None, typer.Option(help="Width of the narrowest blocks; 96 in BigGAN.")] = None,
     colours: Annotated[int | None, typer.Option(help="3, or 1 for grey images.")] = None,
     latent: Annotated[int | None, typer.Option(help="Numbers in a latent vector.")] = None,
+    hierarchical: Annotated[bool | None, typer.Option(help="A part of the latent vector for each block.")] = None,
+    shared: Annotated[int | None, typer.Option(help="Width of a class embedding for all blocks; 0 for none.")] = None,
     attention: Annotated[
         list[int] | None, typer.Option(help="Resolution of an attention block; may be given several times.")
     ] = None,
@@ -242,6 +254,8 @@ def train(
     need("PIL", "plots")
     if tensorboard:
         need("tensorboard", "tensorboard")
+    if adapt_every is not None and max_error is None:
+        refuse(f"--adapt-every {adapt_every} needs --max-error")
     if preset is not None and preset not in PRESETS:
         refuse(f"--preset {preset} must be one of {', '.join(PRESETS)}")
     try:
@@ -255,6 +269,7 @@ def train(
         "n_latent": latent,
     }
     of_config |= {"attention": tuple(attention) if attention else None, "method": chosen}
+    of_config |= {"hierarchical": hierarchical, "n_shared": shared}
     of_run: dict[str, Any] = {
         "batch_size": batch,
         "accumulate": accumulate,
@@ -288,5 +303,9 @@ def train(
                 console.print(f"{said}, scores real {losses.real:.2f} fake {losses.fake:.2f}", highlight=False)
 
         board = Board(folder / "tensorboard", run.step) if tensorboard and is_first_process() else None
-        run.train(log_every=log_every, save_every=save_every, grid_every=grid_every, board=board, done=done)
+        try:
+            run.train(log_every=log_every, save_every=save_every, grid_every=grid_every, board=board, done=done)
+        except ValueError as error:
+            bar.stop()
+            refuse(str(error))
     console.print(f"written: {escape(str(folder))}", highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from smyrf.cli.refusals import (
     need_at_least,
     need_model,
     need_seed,
+    need_weights,
     need_writable,
     read_classes,
     read_inputs,
@@ -184,7 +185,10 @@ def clusters(
     need_at_least(1, number=number)
     need_seed(seed)
     need("matplotlib", "plots")
+    if not output.name:
+        refuse(f"--output {output} must have a name, behind which .png is put")
     need_writable("output", output.with_name(output.name + ".png"))
+    need_weights(checkpoint)
     chosen, wanted = read_methods(methods), read_classes(classes)
     try:
         generator = load_generator(checkpoint)

@@ -34,7 +34,7 @@ def need_at_least(least: int, **options: int | None) -> None:
     """Refuses numbers that are too small, and more threads than any machine has use for."""
     for name, value in options.items():
         if value is not None and value < least:
-            refuse(f"--{name} {value} must be at least {least}")
+            refuse(f"--{name.replace('_', '-')} {value} must be at least {least}")
         if name == "threads" and value is not None and value > MAX_THREADS:
             refuse(f"--threads {value} must be at most {MAX_THREADS}")
 
@@ -48,7 +48,7 @@ def need_seed(seed: int) -> None:
 
 def need_writable(option: str, path: Path) -> None:
     """Refuses a place where a file cannot be written, before anything is measured for it."""
-    if path.is_dir():
+    if path.is_dir() or not path.name:
         refuse(f"--{option} {path} is a folder, not a file")
     if path.exists() and not path.is_file():
         refuse(f"--{option} {path} is not a file that can be replaced")
@@ -108,3 +108,9 @@ def read_memory(memory: bool | None) -> bool:
     if memory and fresh.can_measure() is not None:
         refuse(f"--memory: {fresh.can_measure()}; use --no-memory")
     return fresh.can_measure() is None if memory is None else memory
+
+
+def need_weights(checkpoint: Path) -> None:
+    """Refuses weights of ours where safetensors is missing."""
+    if checkpoint.suffix == ".safetensors":
+        need("safetensors", "biggan")
