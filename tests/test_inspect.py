@@ -128,7 +128,7 @@ def test_reach_and_captured_mass_are_those_of_the_groups(kind, method):
     mass = captured_mass(block, reach.keys(rows))
     torch.testing.assert_close(mass.double(), (wanted * met)[rows].sum(1), atol=1e-5, rtol=1e-4)
     count = int(met.sum(1).max())
-    best = best_mass(block, [count])[:, 0]
+    best = best_mass(block, torch.full((len(rows), 1), count))[:, 0]
     torch.testing.assert_close(
         best.double(), wanted[rows].sort(1, descending=True).values[:, :count].sum(1), atol=1e-5, rtol=1e-4
     )
@@ -153,16 +153,48 @@ def test_the_approximate_map_gives_the_methods_output(kind, method):
 
 def test_balance_counts_clusters_and_visits():
     x = torch.randn(1, 1, 64, 8)
-    found = balance(Reach(Call(x, x, x, 0.3), Smyrf(4, 16), 0).lists, 64, 64)
+    found = balance(Reach(Call(x, x, x, 0.3), Smyrf(4, 16), 0).lists, 64, 0.25)
     assert (found.n_clusters, found.fewest_queries, found.most_queries) == (4, 16, 16)
     assert (found.fewest_keys, found.most_keys) == (16, 16)
     assert (found.reached_keys, found.busiest_key) == (1.0, 0.25)
     mask = torch.arange(64)[None] < 9
-    found = balance(Reach(Call(x, x, x, 0.3, mask), Smyrf(1, 16), 0).lists, 64, 64)
+    found = balance(Reach(Call(x, x, x, 0.3, mask), Smyrf(1, 16), 0).lists, 64, 1.0)
     assert (found.most_keys, found.reached_keys, found.busiest_key) == (9, 9 / 64, 1.0)
 
 
+def test_causal_queries_are_measured_by_the_keys_that_each_meets():
+    x = torch.randn(1, 2, 600, 8)
+    call = Call(x, x, torch.randn_like(x), 0.6, is_causal=True)
+    for head in inspect_heads([call], [Smyrf(4, 4096), Smyrf(2, 16), Tangent(64)], rows=600, n_values=0):
+        exact, *others = head.outcomes
+        assert exact.captured == pytest.approx(1.0, abs=1e-5) and exact.best == pytest.approx(1.0, abs=1e-5)
+        assert exact.balance.busiest_key == 1.0  # all see the first key
+        assert all(one.captured <= one.best + 1e-6 for one in others)
+
+
+def test_scores_that_overflow_are_refused():
+    x = torch.full((1, 1, 40, 4), 1e25)
+    with pytest.raises(ValueError, match="scores that are not finite in head 0"):
+        list(inspect_heads([Call(x, x, x, 1.0)], []))
+
+
 # Singular values
+
+
+def test_long_maps_of_low_rank_and_of_full_rank():
+    n = 1100
+    few = torch.cat([torch.full((1, 1, 1, 8), 30 / 8), 0.1 * torch.randn(1, 1, n - 1, 8)], 2)
+    sink = Call(torch.ones(1, 1, n, 8) + 0.3 * torch.randn(1, 1, n, 8), few, few, 1.0)
+    flat = torch.zeros(1, 1, n, 4)
+    own = 3.0 * torch.randn(1, 1, n, 32)
+    for call in (sink, Call(flat, flat, flat, 1.0), Call(own, own, own, 1.0)):
+        wanted = torch.linalg.svdvals(whole_map(call.head(0, 0))[0])
+        found = find_spectrum(call.head(0, 0), 64)
+        values = torch.tensor(found.values, dtype=torch.float64)
+        assert float(values[0]) == pytest.approx(float(wanted[0]), rel=1e-4)
+        assert bool((values <= wanted[:64] + 1e-5 * wanted[0]).all())
+        exact = float(wanted.square().sum() ** 2 / wanted.pow(4).sum())
+        assert found.effective_rank == pytest.approx(exact, rel=0.05)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -277,7 +309,9 @@ def test_a_sample_of_rows_is_near_the_whole():
     assert part.entropy == pytest.approx(whole.entropy, rel=0.02)
     assert part.outcomes[0].captured == pytest.approx(whole.outcomes[0].captured, rel=0.1)
     assert part.outcomes[0].error == pytest.approx(whole.outcomes[0].error, rel=0.1)
-    assert part.outcomes[0].balance == whole.outcomes[0].balance
+    some, all_rows = (one.outcomes[0].balance for one in (part, whole))
+    assert replace(some, busiest_key=all_rows.busiest_key) == all_rows
+    assert some.busiest_key == pytest.approx(all_rows.busiest_key, abs=0.05)
 
 
 def test_half_precision_and_a_document_without_keys_are_fine():

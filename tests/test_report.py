@@ -25,9 +25,9 @@ PICTURES = Path(__file__).parents[1] / "build" / "screenshots"
 def page(tmp_path_factory):
     """A report of a small random model."""
     folder = tmp_path_factory.mktemp("report")
-    model = tiny.save_encoder(folder / "model", n_layers=3, hidden_size=32, num_attention_heads=4)
+    model = tiny.save_encoder(folder / "<b>$title", n_layers=3, hidden_size=32, num_attention_heads=4)
     words = [" ".join(tiny.WORDS[(3 * i + j * j) % len(tiny.WORDS)] for j in range(90)) for i in range(4)]
-    (folder / "texts.txt").write_text("\n".join([*words, "the film was </script><b>great"]))
+    (folder / "texts.txt").write_text("\n".join(words))
     options = ["--text", str(folder / "texts.txt"), "--length", "64", "--documents", "3", "--rows", "32", "--no-memory"]
     done = runner.invoke(app, ["report", model, *options, "--threads", "1", "--output", str(folder / "page.html")])
     assert done.exit_code == 0, done.output
@@ -50,6 +50,7 @@ def test_the_page_holds_everything_and_names_nothing_from_elsewhere(page):
     heat = next(chart for chart in data["charts"] if chart["id"] == "chart-errors")
     assert [len(choice["data"][0]["z"]) for choice in heat["choices"]] == [3] * 6  # a row for each layer
     assert len(data["views"]) == 4 and len(data["views"][0]["reaches"]) == 64
+    assert "<b>$title" not in text and "&lt;b&gt;$title" in text  # a model may be called anything
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,7 @@ def test_a_token_that_is_pointed_at_shows_its_keys(visit):
     answer = tab.locator(".answer").inner_text()
     assert f"meets {len(view['reaches'][5]['keys'])} of 64 keys" in answer
     assert tab.locator(".answer tr").count() == len(view["reaches"][5]["strongest"])
+    tab.mouse.move(0, 0)  # nobody is asked any more
     tab.locator("#tokens select").select_option(index=1)  # another method: other clusters
     assert tab.locator(".tokens.asked").count() == 0
     assert found["errors"] == []
@@ -145,7 +147,7 @@ def test_a_choice_draws_another_map(visit):
 )
 def test_bad_input_gives_one_sentence_and_exit_code_2(page, words, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = runner.invoke(app, ["report", *(word.replace("{m}", str(page.parent / "model")) for word in words)])
+    done = runner.invoke(app, ["report", *(word.replace("{m}", str(page.parent / "<b>$title")) for word in words)])
     assert done.exit_code == 2, done.output
     assert sentence in done.stderr.replace("\n", " ") and "Traceback" not in done.output
     assert not list(tmp_path.iterdir())

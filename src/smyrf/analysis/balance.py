@@ -22,7 +22,7 @@ class Balance:
         fewest_queries, most_queries: in a cluster.
         fewest_keys, most_keys: that a cluster looks at one by one.
         reached_keys: share of the keys that some query meets.
-        busiest_key: share of the queries that meet the key which most of them meet; of several rounds, in the mean.
+        busiest_key: share of the queries that meet the key which most of them meet, in any round.
     """
 
     n_clusters: int
@@ -34,30 +34,28 @@ class Balance:
     busiest_key: float
 
 
-def balance(lists: Sequence[Groups], n_queries: int, n_keys: int) -> Balance:
+def balance(lists: Sequence[Groups], n_keys: int, busiest_key: float) -> Balance:
     """Counts the slots of lists with one row each, as `smyrf.analysis.reach.Reach` has them.
 
     Example:
         >>> halves = torch.arange(6).view(1, 2, 3)
         >>> same = torch.tensor([[[0, 1, 2], [0, 1, -1]]])
-        >>> balance([Groups(halves, same)], n_queries=6, n_keys=6)
+        >>> balance([Groups(halves, same)], n_keys=6, busiest_key=1.0)
         Balance(n_clusters=2, fewest_queries=3, most_queries=3, fewest_keys=2, most_keys=3, reached_keys=0.5, \
 busiest_key=1.0)
     """
     queries = [(groups.queries[0] >= 0).sum(1) for groups in lists]  # (L,) each
     keys = [(groups.keys[0] >= 0).sum(1) for groups in lists]
-    visits = torch.zeros(n_keys + 1, dtype=torch.float64)
-    for groups, count in zip(lists, queries, strict=True):
-        its = groups.keys[0].masked_fill(groups.keys[0] < 0, n_keys).long()  # (L, S)
-        visits.index_add_(0, its.flatten(), count.double()[:, None].expand_as(its).flatten())
+    reached = torch.zeros(n_keys + 1, dtype=torch.bool)
+    for groups in lists:
+        reached[groups.keys[0].masked_fill(groups.keys[0] < 0, n_keys).long().flatten()] = True
     all_queries, all_keys = torch.cat(queries), torch.cat(keys)
-    n_seen = sum(int(count.sum()) for count in queries) / n_queries  # rounds that a query is in, in the mean
     return Balance(
         n_clusters=max(len(count) for count in queries),
         fewest_queries=int(all_queries.min()),
         most_queries=int(all_queries.max()),
         fewest_keys=int(all_keys.min()),
         most_keys=int(all_keys.max()),
-        reached_keys=float((visits[:-1] > 0).double().mean()),
-        busiest_key=float(visits[:-1].max() / (n_queries * max(n_seen, 1.0))),
+        reached_keys=float(reached[:-1].double().mean()),
+        busiest_key=busiest_key,
     )

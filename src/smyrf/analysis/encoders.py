@@ -82,7 +82,11 @@ def load_processor(name: str, kind: str) -> Any:
     import transformers
 
     loader, what = PROCESSORS[kind]
-    return load_pretrained(getattr(transformers, loader), name, f"its {what} ")
+    found = load_pretrained(getattr(transformers, loader), name, f"its {what} ")
+    # Where its files are missing transformers makes one of a handful of special tokens, and all text is unknown.
+    if kind == "text" and not set(found.get_vocab()) - set(found.all_special_tokens):
+        raise ValueError(f"{name} has a tokenizer without words: are its files missing?")
+    return found
 
 
 def load_pretrained(kind: Any, name: str, what: str = "", **options: Any) -> Any:

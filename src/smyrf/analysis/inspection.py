@@ -31,7 +31,8 @@ class Outcome:
         share: of those of dense attention.
         distinct_keys: that a query meets one by one, in the mean.
         captured: softmax mass of these, in the mean.
-        best: softmax mass of the `key_visits` heaviest keys of each query: no choice of so many has more.
+        best: softmax mass of the `key_visits` heaviest keys of each query: no choice of so many has more. In causal
+            attention, where queries visit different numbers of keys, of as many as each meets.
         error: ‖output − dense‖ / ‖dense‖ over the rows.
         balance: of its clusters, in the first document.
     """
@@ -197,23 +198,28 @@ def _document(call: Call, document: int, head: int, methods: Sequence[Method], r
     sums = CharacterSums(one)
     maps = torch.zeros(4, dtype=torch.float64)  # below_small, below_uniform, entropy, entropy_share
     found = torch.zeros(len(methods), 4, dtype=torch.float64)  # distinct keys, captured, best, ‖output − dense‖²
+    meetings = torch.zeros(len(methods), one.n_keys)  # queries that meet each key
     for block in map_blocks(one, chosen):
+        if not bool(block.weights.isfinite().all()):
+            raise ValueError(f"{call.name or 'a layer'} has scores that are not finite in head {head}")
         output = sums.add(block)  # (R, E)
         nats = entropy(block)
         of_most = nats / block.n_seen.clamp(min=2.0).log()  # one key has no entropy to have a share of
         maps += torch.stack([x.double().sum() for x in (share_below(block), share_below_uniform(block), nats, of_most)])
-        heaviest = best_mass(block, visits).double().sum(0)  # (methods,)
-        for i, reach in enumerate(reaches):
+        for i, (reach, n) in enumerate(zip(reaches, visits, strict=True)):
             met = reach.keys(block.rows)  # (R, M)
+            meetings[i] += met.sum(0)
+            counts = met.sum(1) if one.is_causal else torch.full((len(met),), n)  # (R,)
+            heaviest = best_mass(block, counts[:, None]).double().sum()
             error = (reach.output[block.rows].double() - output.double()).square().sum()
             captured = captured_mass(block, met).double().sum()
-            found[i] += torch.stack([met.sum().double(), captured, heaviest[i], error])
+            found[i] += torch.stack([met.sum().double(), captured, heaviest, error])
     character = sums.character()
     below_small, below_uniform, nats_mean, share = (maps / len(chosen)).tolist()
     dense = one.key_visits(Dense())
     outcomes = []
-    for method, reach, n_visits, (distinct, captured, best, error) in zip(
-        methods, reaches, visits, found.tolist(), strict=True
+    for method, reach, n_visits, met_by, (distinct, captured, best, error) in zip(
+        methods, reaches, visits, meetings, found.tolist(), strict=True
     ):
         outcomes.append(
             Outcome(
@@ -224,7 +230,7 @@ def _document(call: Call, document: int, head: int, methods: Sequence[Method], r
                 captured=captured / len(chosen),
                 best=best / len(chosen),
                 error=(error / character.output_square) ** 0.5 if character.output_square else 0.0,
-                balance=balance(reach.lists, one.n_queries, one.n_keys),
+                balance=balance(reach.lists, one.n_keys, float(met_by.max()) / len(chosen)),
             )
         )
     return HeadInspection(

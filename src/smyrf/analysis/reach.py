@@ -5,8 +5,6 @@ Shapes: N queries, M keys, R rows; of a list: L groups, C query slots, S key slo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -99,16 +97,19 @@ def captured_mass(block: Block, met: Tensor) -> Tensor:
     return (block.weights * met).sum(1)
 
 
-def best_mass(block: Block, counts: Sequence[int]) -> Tensor:
-    """Softmax mass of the heaviest keys of each query, so many of them: ``(R, len(counts))``.
+def best_mass(block: Block, counts: Tensor) -> Tensor:
+    """Softmax mass of the heaviest keys of each query, so many of them: ``(R, n)``.
 
     No method that meets as many keys one by one can capture more.
 
+    Args:
+        counts: ``(R, n)`` int64.
+
     Example:
         >>> block = Block(torch.arange(1), torch.tensor([[0.2, 0.5, 0.3]]), torch.tensor([3.0]))
-        >>> best_mass(block, [1, 2, 9])
-        tensor([[0.5000, 0.8000, 1.0000]])
+        >>> best_mass(block, torch.tensor([[0, 1, 2, 9]]))
+        tensor([[0.0000, 0.5000, 0.8000, 1.0000]])
     """
     heaviest = block.weights.sort(dim=1, descending=True).values.cumsum(1)  # (R, M)
-    last = torch.tensor([min(count, heaviest.shape[1]) - 1 for count in counts])
-    return heaviest[:, last]
+    heaviest = torch.cat([torch.zeros_like(heaviest[:, :1]), heaviest], 1)  # (R, 1 + M)
+    return heaviest.gather(1, counts.clamp(max=heaviest.shape[1] - 1))

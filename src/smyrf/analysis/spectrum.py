@@ -31,37 +31,34 @@ class Spectrum:
         values: all of them, or as many as were asked for.
         size: how many there are.
         square: ‖A‖_F², the sum of all their squares.
-        bound: there is a singular value of A no farther than this from each one given; 0 where all are exact.
+        bound: there is a singular value of A no farther than this from each one given; 0 where all are exact. None that
+            is given is larger than the one in its place, but for rounding.
+        fourth: ‖AᵀA‖_F², the sum of all their fourth powers; of a long map what was not found is estimated.
     """
 
     values: tuple[float, ...]
     size: int
     square: float
     bound: float
+    fourth: float
 
     @property
     def effective_rank(self) -> float:
-        """(Σ σ²)² / Σ σ⁴: n where n values are equal and the others zero. Of a long map, no more than it is.
-
-        Values that were not found are no larger than the last that was, up to `bound`, so their fourth powers are
-        bounded too.
+        """(Σ σ²)² / Σ σ⁴: n where n values are equal and the others zero; 0 of a map without weights.
 
         Example:
-            >>> Spectrum((2.0, 2.0, 2.0, 0.0), 4, 12.0, 0.0).effective_rank
-            3.0
-            >>> Spectrum((2.0, 2.0), 4, 12.0, 0.0).effective_rank
+            >>> Spectrum((2.0, 2.0, 2.0, 0.0), 4, 12.0, 0.0, 48.0).effective_rank
             3.0
         """
-        rest = max(0.0, self.square - sum(value**2 for value in self.values))
-        return self.square**2 / (sum(value**4 for value in self.values) + rest * self.values[-1] ** 2)
+        return min(self.square**2 / self.fourth, float(self.size)) if self.fourth > 0.0 else 0.0
 
     def rank(self, error: float = 0.1) -> int | None:
         """The smallest rank of a matrix B with ‖A − B‖_F ≤ error · ‖A‖_F; None if more values than are given.
 
         Example:
-            >>> Spectrum((3.0, 4.0**0.5, 0.1), 3, 13.01, 0.0).rank()
+            >>> Spectrum((3.0, 4.0**0.5, 0.1), 3, 13.01, 0.0, 97.0).rank()
             2
-            >>> Spectrum((3.0,), 3, 13.01, 0.0).rank() is None
+            >>> Spectrum((3.0,), 3, 13.01, 0.0, 97.0).rank() is None
             True
         """
         rest = self.square
@@ -104,7 +101,8 @@ def _all_values(head: Call, rows: Tensor, size: int) -> Spectrum:
         if len(folded) > head.n_keys:
             folded = torch.linalg.qr(folded, mode="r").R  # (M, M)
     values = torch.linalg.svdvals(folded)[:size]
-    return Spectrum(tuple(values.tolist()), size, float(folded.square().sum()), 0.0)
+    square, fourth = (float(values.pow(power).sum()) for power in (2, 4))
+    return Spectrum(tuple(values.tolist()), size, square, 0.0, fourth)
 
 
 def _largest_values(head: Call, rows: Tensor, n_values: int, seed: int) -> Spectrum:
@@ -113,7 +111,7 @@ def _largest_values(head: Call, rows: Tensor, n_values: int, seed: int) -> Spect
     vectors = torch.linalg.qr(start).Q  # (M, b)
     basis = images = torch.empty(head.n_keys, 0, dtype=torch.float64)
     values, bound, square = torch.empty(0), torch.inf, 0.0
-    least = -(-n_values // BLOCK_SIZE)
+    least = -(-n_values // BLOCK_SIZE) + 2  # the last directions of a basis are worth little
     for step in range(1, max(MAX_PASSES, least) + 1):
         image, square = _gram_product(head, rows, vectors)
         basis, images = torch.cat([basis, vectors], 1), torch.cat([images, image], 1)  # (M, c)
@@ -126,10 +124,23 @@ def _largest_values(head: Call, rows: Tensor, n_values: int, seed: int) -> Spect
         bound = float(torch.minimum(residual / values.clamp(min=1e-300), residual.sqrt()).max())
         if step >= least and bound <= TOLERANCE * float(values[0]):
             break
-        for _ in range(2):  # once leaves rounding of what was large
-            image = image - basis @ (basis.T @ image)
-        vectors = torch.linalg.qr(image).Q
-    return Spectrum(tuple(values.tolist()), min(len(rows), head.n_keys), square, bound)
+        vectors = image
+        # Twice, each time behind the other: of a map of low rank nothing but rounding is left, which QR makes large.
+        for _ in range(2):
+            vectors = torch.linalg.qr(vectors - basis @ (basis.T @ vectors)).Q
+    size = min(len(rows), head.n_keys)
+    return Spectrum(tuple(values.tolist()), size, square, bound, _fourth(head, rows, basis, images, generator))
+
+
+def _fourth(head: Call, rows: Tensor, basis: Tensor, images: Tensor, generator: torch.Generator) -> float:
+    """‖AᵀA‖_F²: what the basis has of it exactly, and the rest from random vectors (Hutch++, Meyer et al. 2021)."""
+    inside = float((basis.T @ images).square().sum())
+    across = float(images.square().sum()) - inside  # and as much the other way
+    probes = torch.randn(head.n_keys, BLOCK_SIZE, dtype=torch.float64, generator=generator)
+    probes -= basis @ (basis.T @ probes)
+    image, _ = _gram_product(head, rows, probes)
+    image -= basis @ (basis.T @ image)
+    return inside + 2.0 * max(across, 0.0) + float(image.square().sum()) / BLOCK_SIZE
 
 
 def _gram_product(head: Call, rows: Tensor, vectors: Tensor) -> tuple[Tensor, float]:

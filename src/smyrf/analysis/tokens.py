@@ -172,15 +172,26 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """
     words = tokenizer.convert_ids_to_tokens(list(ids))
     # Byte pairs and SentencePiece mark what begins, WordPiece what goes on; a tokenizer of whole words marks nothing.
-    begins = next((mark for mark in ("Ġ", "▁") if any(word.startswith(mark) for word in words)), None)
+    vocabulary = tokenizer.get_vocab()
+    begins = next((mark for mark in ("Ġ", "▁") if any(word.startswith(mark) for word in vocabulary)), None)
     found = []
-    for word, number in zip(words, ids, strict=True):
+    for place, (word, number) in enumerate(zip(words, ids, strict=True)):
         if number in tokenizer.all_special_ids:
             found.append(f" {word}")
         elif begins == "Ġ":
-            found.append(tokenizer.decode([number]))  # its words are bytes under other names
+            found.append(_bytes_of(tokenizer, list(ids), place))
         elif begins == "▁":
             found.append(word.replace("▁", " "))
         else:
             found.append(word[2:] if word.startswith("##") else f" {word}")
     return found
+
+
+def _bytes_of(tokenizer: Any, ids: list[int], place: int) -> str:
+    """What a token of bytes adds to the text; "" while a letter of several bytes is not whole."""
+
+    def text(end: int) -> str:
+        # Four tokens before: a letter has four bytes at most.
+        return str(tokenizer.decode(ids[max(0, place - 4) : end])).rstrip("\ufffd")
+
+    return text(place + 1)[len(text(place)) :]

@@ -82,6 +82,8 @@ def run(
         need_writable("json", json)
     if output is not None:
         need("matplotlib", "plots")
+        if output.exists() and not output.is_dir():
+            refuse(f"--output {output} is a file, not a folder")
         need_writable("output", output / "heads.png")
 
     from smyrf.inspect import command

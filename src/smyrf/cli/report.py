@@ -81,9 +81,9 @@ def report(
         found = gather(
             prepared, chosen, max_error=max_error, memory=memory, threads=threads, rows=rows, console=console
         )
+        write_page(found, output)
     except InputError as error:
         refuse(f"--{kind} {inputs}: {error}")
     except ValueError as error:
         refuse(f"{model}: {error}")
-    write_page(found, output)
     console.print(f"written: {escape(str(output))}", highlight=False, soft_wrap=True)

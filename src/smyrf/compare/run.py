@@ -116,11 +116,6 @@ class Row:
         }
 
 
-def _finite(value: float | None) -> float | None:
-    """JSON has no other numbers."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def relative_time(row: Row, dense: Row) -> float | None:
     """Time as a multiple of dense attention's, if both were measured."""
     return row.seconds / dense.seconds if row.seconds and dense.seconds else None
@@ -158,6 +153,7 @@ class Comparison:
             for call in model_calls(model, first)
         ]
         self.outputs: Outputs | None = None
+        self.plans: dict[Tuned, Plan] = {}  # what was found for those that are tuned
 
     @property
     def n_keys(self) -> int:
@@ -231,7 +227,9 @@ class Comparison:
         layers = plan_layers(
             calls, contender.max_error, fallback=contender.fallback, documents=TUNED_DOCUMENTS, seed=self.seed
         )
-        return Plan(tuple(self.track(layers, f"{label(contender)}: tuning", len(calls))), contender.max_error, "")
+        found = tuple(self.track(layers, f"{label(contender)}: tuning", len(calls)))
+        self.plans[contender] = Plan(found, contender.max_error, "")
+        return self.plans[contender]
 
     def _cost(self, methods: Mapping[str, Method]) -> Cost:
         def of(call: Call, method: Method) -> tuple[float, float]:

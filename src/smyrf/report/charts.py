@@ -6,6 +6,7 @@ trace whose ``meta`` is the name of a family of methods has its colour.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
@@ -58,6 +59,7 @@ def _against(rows: Sequence[Row], name: str, title: str, axis: str, of: Callable
     data = []
     for family, its in families.items():
         its.sort(key=lambda row: row.cost.share)  # a line goes from a small budget to a large one
+        its = [row for row in its if math.isfinite(row.drift.error)]
         points = [(x, max(row.drift.error, LEAST), row.label) for row in its if (x := of(row)) is not None]
         data.append(
             {
@@ -219,5 +221,7 @@ def by_layer(findings: Findings) -> Chart | None:
                 "hovertemplate": f"{name}<br>layer %{{x}}: %{{y:.3g}}<extra></extra>",
             }
         )
+    if not data:
+        return None
     layout = {"xaxis": {"title": {"text": "layer"}, "dtick": 1}, "yaxis": _log_axis("error of a head, mean")}
     return {"id": "chart-layers", "title": "error by layer", "data": data, "layout": layout}

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import track
 
@@ -22,10 +21,9 @@ from smyrf.inspect.layers import by_family
 from smyrf.inspect.table import sentences
 from smyrf.methods import Method, method_label
 from smyrf.tuning.plan import Plan
-from smyrf.tuning.search import tune
 
-# Documents whose maps are looked at, that a plan is made from, and singular values of a long map.
-N_INSPECTED, N_TUNED, N_VALUES = 2, 4, 64
+# Documents whose maps are looked at, and singular values of a long map.
+N_INSPECTED, N_VALUES = 2, 64
 
 
 @dataclass(frozen=True)
@@ -80,9 +78,10 @@ def gather(
     """
     comparison, seed = prepared.comparison, prepared.comparison.seed
     chosen = methods or default_methods(comparison.n_keys)
+    tuned = Tuned(max_error, fallback=False)
     compared = comparing.compare(
         prepared,
-        [*chosen, Tuned(max_error, fallback=False)],
+        [*chosen, tuned],
         max_error=max_error,
         threads=threads,
         memory=memory,
@@ -94,10 +93,6 @@ def gather(
     total = sum(call.q.shape[1] for call in calls if not call.only_dense)
     found = inspect_heads(calls, chosen, rows=rows, n_values=N_VALUES, seed=seed)
     heads = list(track(found, "heads", total=total, console=console, transient=True))
-    with console.status("tuning"):
-        few = {name: tensor[:N_TUNED] for name, tensor in prepared.inputs.batches[0].items()}
-        with torch.no_grad():
-            plan = tune(comparison.model, few, max_error=max_error, fallback=False, seed=seed)
     hard = explain(heads)
     views = []
     if prepared.kind == "text":
@@ -112,7 +107,7 @@ def gather(
         rows=tuple(compared),
         heads=tuple(heads),
         hard=tuple(line.strip() for one in hard for line in sentences(one)),
-        plan=plan,
+        plan=comparison.plans[tuned],
         max_error=max_error,
         views=tuple(views),
         machine={**results.machine(), "threads": threads},
@@ -123,7 +118,7 @@ def gather(
 def _shown(heads: list[HeadInspection]) -> list[HeadInspection]:
     """The head in the middle and the hardest one, by the error of the last method."""
     ordered = sorted(heads, key=lambda head: head.outcomes[-1].error)
-    return [ordered[len(ordered) // 2], ordered[-1]]
+    return [ordered[len(ordered) // 2], ordered[-1]][: len(heads)]
 
 
 def view_label(view: TokenView) -> str:

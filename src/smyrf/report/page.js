@@ -59,11 +59,13 @@ function answer(view, number, place) {
       return element("div", {}, bar, ` ${percent(one[kind])}`);
     });
     const cell = element("td", {}, ...bars);
-    return element("tr", {}, element("td", {}, view.tokens[one.key].trim() || "␣"), cell, element("td", {}, one.met ? "met" : "far"));
+    const how = one.met ? "met" : reach.folded > 0 ? "far" : "missed";
+    return element("tr", {}, element("td", {}, one.text.trim() || "␣"), cell, element("td", {}, how));
   });
+  const where = reach.cluster < 0 ? "is in no cluster" : `is in cluster ${reach.cluster + 1} of ${view.n_clusters}`;
   const folded = reach.folded > 0.0005 ? `, ${percent(reach.folded)} of its weight goes to far keys` : "";
   place.replaceChildren(
-    element("p", {}, element("strong", {}, view.tokens[number].trim() || "␣"), ` is in cluster ${reach.cluster + 1} of ${view.n_clusters}, meets ${reach.keys.length} of ${view.tokens.length} keys, which hold ${percent(reach.captured)} of the exact weight${folded}.`),
+    element("p", {}, element("strong", {}, view.tokens[number].trim() || "␣"), ` ${where}, meets ${reach.n_met} of ${view.n_tokens} keys, which hold ${percent(reach.captured)} of the exact weight${folded}.`),
     element("table", {}, element("tbody", {}, ...rows)),
     element("p", { className: "note" }, "Its strongest keys. Upper bar: exact weight, lower bar: what the method gives."),
   );
@@ -95,9 +97,7 @@ function showTokens() {
     });
     answer(view, Number(number), side);
   };
-  for (const kind of ["onpointerover", "onclick", "onfocusin"]) text[kind] = ask;
-  text.onfocusin = null;
-  text.addEventListener("focusin", ask);
+  for (const kind of ["onpointerover", "onclick", "onkeyup"]) text[kind] = ask; // a tab moves on by its key
   text.onpointerleave = () => text.classList.remove("asked");
 }
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from string import Template
 from typing import Any
 
+from smyrf.analysis.tokens import TokenView
 from smyrf.bench.table import duration
 from smyrf.compare.run import Row, relative_time
 from smyrf.methods import method_label
@@ -26,7 +28,7 @@ def build_page(findings: Findings) -> str:
     from plotly.offline import get_plotlyjs
 
     sections, drawn = _sections(findings)
-    data = {"charts": drawn, "views": [view.as_dict() for view in findings.views]}
+    data = {"charts": drawn, "views": [_view(view) for view in findings.views]}
     parts = {name: files("smyrf.report").joinpath(name).read_text(encoding="utf-8") for name in _FILES}
     return Template(parts["page.html"]).substitute(
         title=html.escape(f"Attention of {findings.title}"),
@@ -46,13 +48,16 @@ def build_page(findings: Findings) -> str:
 
 
 _FILES = ("page.html", "page.css", "page.js")
+# Tokens of a text that are shown.
+MAX_TOKENS = 512
 
 
 def summary(findings: Findings) -> str:
     """The most important thing, in a sentence or two."""
     tangent = [row for row in findings.rows[1:] if row.family == "Tangent"]
     n_layers = len({head.layer for head in findings.heads})
-    said = f"{n_layers} layers with {len(findings.heads)} heads were looked at. "
+    n_heads = len(findings.heads)
+    said = f"Looked at: {n_heads} head{'s' * (n_heads > 1)} of {n_layers} layer{'s' * (n_layers > 1)}. "
     if tangent:
         row = min(tangent, key=lambda one: abs(one.cost.share - 0.25))
         said += (
@@ -72,12 +77,12 @@ def _sections(findings: Findings) -> tuple[list[tuple[str, str, str]], list[Char
     drawn: list[Chart] = []
     sections = []
 
-    def add(name: str, title: str, note: str, some: Sequence[Chart | None], more: str = "", wide: bool = False) -> None:
+    def add(name: str, title: str, note: str, some: Sequence[Chart | None], more: str = "") -> None:
         shown = [chart for chart in some if chart is not None]
         drawn.extend(shown)
         if shown or more:
             boxes = "".join(map(_box, shown))
-            grid = f'<div class="charts{" wide" * wide}">{boxes}</div>' if shown else ""
+            grid = f'<div class="charts">{boxes}</div>' if shown else ""
             sections.append((name, title, f'<p class="note">{html.escape(note)}</p>{grid}{more}'))
 
     add(
@@ -119,6 +124,23 @@ def _sections(findings: Findings) -> tuple[list[tuple[str, str, str]], list[Char
     )
     add("plan", "A tuned plan", note, [], _plan(findings))
     return sections, drawn
+
+
+def _view(view: TokenView) -> dict[str, Any]:
+    """What the script shows of a text: its first tokens, so that the page of a long one can be opened."""
+    reaches = [
+        {
+            "cluster": reach.cluster,
+            "n_met": len(reach.keys),
+            "keys": [key for key in reach.keys if key < MAX_TOKENS],
+            "captured": reach.captured,
+            "folded": reach.folded,
+            "strongest": [{**asdict(one), "text": view.tokens[one.key]} for one in reach.strongest],
+        }
+        for reach in view.reaches[:MAX_TOKENS]
+    ]
+    tokens = view.tokens[:MAX_TOKENS]
+    return {"tokens": tokens, "n_tokens": len(view.tokens), "n_clusters": view.n_clusters, "reaches": reaches}
 
 
 def _hard(findings: Findings) -> str:
