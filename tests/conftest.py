@@ -32,5 +32,39 @@ def minilm():
     return minilm_attention(n_documents=2, length=512)
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Small random models of the classes that the presets of `smyrf finetune` name."""
+    import tiny  # here, because the library that stands in for ours must be there before `smyrf` is imported
+
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "bert": tiny.save_encoder(folder / "bert"),
+        "large": tiny.save_encoder(folder / "bert-large", n_layers=4, hidden_size=32, num_attention_heads=4),
+        "roberta": tiny.save_encoder(folder / "roberta", "roberta"),
+        "calm": tiny.save_encoder(
+            folder / "calm", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, hidden_size=32
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Small files of all its tasks."""
+    import tiny
+    from smyrf.nlp.tasks import TASKS
+
+    folder = tmp_path_factory.mktemp("data")
+    for name in TASKS:
+        tiny.write_task(folder, name)
+    return folder
+
+
+@pytest.fixture
+def own_cache(tmp_path_factory, monkeypatch):
+    """What is kept of the machine goes to a temporary folder."""
+    monkeypatch.setenv("SMYRF_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
 def pytest_configure(config):
     torch.set_num_threads(1)
