@@ -28,9 +28,9 @@ IMDB_RUNS = {
     "ablation/e2lsh": (),
     "ablation/reformer": (),
 }
-# Three epochs and a rate of the paper: after one, CoLA is still answered by its larger class.
-GLUE = ["--epochs", "3", "--lr", "5e-5", "--pad", "grouped"]
-GLUE_TASKS = {"cola": (), "mrpc": (), "rte": (), "stsb": (), "sst2": ("--train-rows", "3200")}
+# Three epochs, as in the paper: after one, CoLA is still answered by its larger class. Its sentences are short.
+GLUE = ["--epochs", "3", "--lr", "1e-4", "--pad", "grouped"]
+GLUE_TASKS = {"cola": "3200", "mrpc": "1600", "rte": "1600", "stsb": "1600", "sst2": "1600"}
 GLUE_RUNS = ("glue/bert-128", "glue/smyrf-2x32", "glue/smyrf-2x16", "tangent:32", "glue/bert-64", "glue/bert-32")
 
 
@@ -46,7 +46,18 @@ def commands(data: str, output: str, what: list[str]) -> list[list[str]]:
         if "glue" in what:
             for task, rows in GLUE_TASKS.items():
                 for preset in GLUE_RUNS:
-                    found.append([task, *attention("glue/bert-128", preset), "--seed", seed, *GLUE, *rows, *common])
+                    found.append(
+                        [
+                            task,
+                            *attention("glue/bert-128", preset),
+                            "--seed",
+                            seed,
+                            *GLUE,
+                            "--train-rows",
+                            rows,
+                            *common,
+                        ]
+                    )
     return found
 
 
