@@ -45,19 +45,8 @@ def commands(data: str, output: str, what: list[str]) -> list[list[str]]:
                 found.append(["imdb", *attention("imdb/bert", preset), "--seed", seed, *IMDB, *others, *common])
         if "glue" in what:
             for task, rows in GLUE_TASKS.items():
-                for preset in GLUE_RUNS:
-                    found.append(
-                        [
-                            task,
-                            *attention("glue/bert-128", preset),
-                            "--seed",
-                            seed,
-                            *GLUE,
-                            "--train-rows",
-                            rows,
-                            *common,
-                        ]
-                    )
+                how = ["--seed", seed, *GLUE, "--train-rows", rows, *common]
+                found += [[task, *attention("glue/bert-128", preset), *how] for preset in GLUE_RUNS]
     return found
 
 

@@ -301,3 +301,10 @@ def test_bad_input_gives_one_sentence_and_exit_code_2(npz, tmp_path, monkeypatch
     assert done.exit_code == 2, done.output
     assert sentence in done.stderr.replace("\n", " ") and "Traceback" not in done.output
     assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+def test_a_preset_says_that_it_leaves_classes_out(npz, tmp_path):
+    words = ("--preset", "celeba-128/dense-64", "--attention", "16", "--steps", "1")
+    done = CliRunner().invoke(app, command(npz, tmp_path, *words))
+    assert done.exit_code == 0, done.output
+    assert "celeba-128/dense-64 trains without classes: the 3 of" in done.output.replace("\n", " ")

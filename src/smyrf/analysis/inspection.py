@@ -5,6 +5,7 @@ Shapes: N queries, M keys, E value width, R rows that are looked at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import fmean
@@ -81,6 +82,11 @@ class HeadInspection:
     character: Character
     spectrum: Spectrum | None
     outcomes: tuple[Outcome, ...]
+
+    @property
+    def effective_rank(self) -> float:
+        """Of the spectrum, which must have been asked for; not a number otherwise."""
+        return math.nan if self.spectrum is None else self.spectrum.effective_rank
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""

@@ -50,6 +50,10 @@ class Pictures(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return self._n
 
+    def fitted(self, resolution: int, n_colours: int, *, flip: bool) -> Pictures:
+        """The same images in another shape, without reading them again."""
+        return Pictures(self._n, self._read, self.class_names, resolution, n_colours, flip=flip)
+
     @property
     def fingerprint(self) -> str:
         """A hash of their number, their classes and a few of them: other images have another."""

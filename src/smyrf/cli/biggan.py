@@ -280,9 +280,10 @@ def train(
     of_run |= {"generator_rate": generator_rate, "discriminator_rate": discriminator_rate, "ema_start": ema_start}
     of_run |= {"max_error": max_error, "adapt_every": adapt_every}
     try:
-        n_classes = len(load_pictures(data, BOTTOM).class_names)
+        found = load_pictures(data, BOTTOM)  # classes first: a resolution follows from the recipe
+        n_classes = len(found.class_names)
         recipe = change(PRESETS.get(preset or ""), n_classes, of_config, {**of_run, "flip": flip, "seed": seed})
-        pictures = load_pictures(data, recipe.config.resolution, recipe.config.n_colours, flip=recipe.flip)
+        pictures = found.fitted(recipe.config.resolution, recipe.config.n_colours, flip=recipe.flip)
         if threads is not None:
             torch.set_num_threads(threads)
         folder = output / recipe.name
@@ -291,6 +292,8 @@ def train(
     except (TypeError, ValueError) as error:
         refuse(str(error))
     console = Console(quiet=not is_first_process())
+    if recipe.config.n_classes == 1 < n_classes:
+        console.print(f"{preset} trains without classes: the {n_classes} of {escape(str(data))} are not used")
     console.print(f"{escape(recipe.name)}: step {run.step:,} of {recipe.n_steps:,}", highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as bar:

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from smyrf.cli.refusals import need_at_least, need_model, need_outputs, need_seed, read_inputs, read_memory, refuse
+from smyrf.cli.refusals import (
+    naming,
+    need_at_least,
+    need_model,
+    need_outputs,
+    need_seed,
+    read_inputs,
+    read_memory,
+    refuse,
+)
 
 
 def compare(
@@ -55,7 +64,6 @@ def compare(
 
     from smyrf.compare import command
     from smyrf.compare.contenders import parse_contender
-    from smyrf.compare.files import InputError
 
     threads = torch.get_num_threads() if threads is None else threads
     need_at_least(1, length=length, documents=documents, batch=batch, threads=threads)
@@ -73,7 +81,7 @@ def compare(
     need_model(model)
     need_outputs(json, plot)
     console = Console()
-    try:
+    with naming(model, kind, inputs):
         prepared = command.prepare(
             model,
             kind=kind,
@@ -85,11 +93,6 @@ def compare(
             seed=seed,
             console=console,
         )
-    except InputError as error:
-        refuse(f"--{kind} {inputs}: {error}")
-    except ValueError as error:
-        refuse(f"{model}: {str(error).removeprefix('model: ')}")
-    try:
         command.compare(
             prepared,
             contenders,
@@ -100,5 +103,3 @@ def compare(
             plot=plot,
             console=console,
         )
-    except ValueError as error:
-        refuse(f"{model}: {error}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from smyrf.cli.groups import RunByDefault
 from smyrf.cli.refusals import (
+    naming,
     need,
     need_at_least,
     need_model,
@@ -90,12 +91,14 @@ def run(
 
     torch.set_num_threads(threads)
     console = Console()
-    loaded = _load(model, kind, inputs, length, documents, seed, console)
-    layers = None if layer is None else sorted(set(layer))
-    for one in layers or []:
-        if not 0 <= one < len(loaded.calls):
-            refuse(f"--layer {one} must be from 0 to {len(loaded.calls) - 1}")
-    try:
+    with naming(model, kind, inputs):
+        loaded = command.load(
+            model, kind=kind, path=inputs, length=length, documents=documents, seed=seed, console=console
+        )
+        layers = None if layer is None else sorted(set(layer))
+        for one in layers or []:
+            if not 0 <= one < len(loaded.calls):
+                refuse(f"--layer {one} must be from 0 to {len(loaded.calls) - 1}")
         command.inspect(
             loaded,
             chosen,
@@ -109,8 +112,6 @@ def run(
             output=output,
             console=console,
         )
-    except ValueError as error:
-        refuse(f"{model}: {error}")
 
 
 @app.command()
@@ -146,8 +147,8 @@ def tokens(
     from smyrf.inspect import command
 
     console = Console()
-    loaded = _load(model, "text", text, length, 1, seed, console)
-    try:
+    with naming(model, "text", text):
+        loaded = command.load(model, kind="text", path=text, length=length, documents=1, seed=seed, console=console)
         command.tokens(
             loaded,
             chosen,
@@ -160,8 +161,6 @@ def tokens(
             json=json,
             console=console,
         )
-    except ValueError as error:
-        refuse(f"{model}: {error}")
 
 
 @app.command()
@@ -201,18 +200,3 @@ def clusters(
         refuse(str(error))
     for path in plot_clusters(images, maps, chosen, output):
         Console().print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
-
-
-def _load(
-    model: str, kind: str | None, path: Path | None, length: int | None, documents: int, seed: int, console: Console
-) -> Any:
-    """A model's attention on its inputs, or a refusal that names what is wrong with either."""
-    from smyrf.compare.files import InputError
-    from smyrf.inspect import command
-
-    try:
-        return command.load(model, kind=kind, path=path, length=length, documents=documents, seed=seed, console=console)
-    except InputError as error:
-        refuse(f"{model}: {error}" if path is None else f"--{kind} {path}: {error}")
-    except ValueError as error:
-        refuse(f"{model}: {str(error).removeprefix('model: ')}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +22,19 @@ def refuse(sentence: str) -> NoReturn:
     """Ends the command with one sentence on standard error and exit code 2."""
     Console(stderr=True).print(f"[bold red]error:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
     raise typer.Exit(2)
+
+
+@contextmanager
+def naming(model: str, kind: str | None = None, path: Path | None = None) -> Iterator[None]:
+    """Refuses what is found wrong with a model or with its inputs, and names which of them it is."""
+    from smyrf.compare.files import InputError
+
+    try:
+        yield
+    except InputError as error:
+        refuse(f"{model}: {error}" if path is None else f"--{kind} {path}: {error}")
+    except ValueError as error:
+        refuse(f"{model}: {str(error).removeprefix('model: ')}")
 
 
 def need(module: str, extra: str) -> None:

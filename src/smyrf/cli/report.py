@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from smyrf.cli.refusals import (
+    naming,
     need,
     need_at_least,
     need_model,
@@ -49,7 +50,6 @@ def report(
     import torch
 
     from smyrf.compare import command
-    from smyrf.compare.files import InputError
 
     threads = torch.get_num_threads() if threads is None else threads
     need_at_least(1, length=length, documents=documents, threads=threads, rows=rows)
@@ -66,7 +66,7 @@ def report(
     from smyrf.report.findings import gather, write_page
 
     console = Console()
-    try:
+    with naming(model, kind, inputs):
         prepared = command.prepare(
             model,
             kind=kind,
@@ -82,8 +82,4 @@ def report(
             prepared, chosen, max_error=max_error, memory=memory, threads=threads, rows=rows, console=console
         )
         write_page(found, output)
-    except InputError as error:
-        refuse(f"--{kind} {inputs}: {error}")
-    except ValueError as error:
-        refuse(f"{model}: {error}")
     console.print(f"written: {escape(str(output))}", highlight=False, soft_wrap=True)

@@ -86,7 +86,7 @@ def plot_heads(heads: Sequence[HeadInspection], found: Sequence[Hardness], path:
         ("entropy, of its largest value", lambda head: 100 * head.entropy_share, "{:.0f}%", "YlGnBu"),
     ]
     if all(head.spectrum for head in heads):
-        panels.append(("effective rank", _effective_rank, "{:.3g}", "YlGnBu"))
+        panels.append(("effective rank", lambda head: head.effective_rank, "{:.3g}", "YlGnBu"))
     for one in found:
         panels.append((f"error of {label(one.method)}", _error_of(_number(heads[0], one)), "{:.2f}", "YlOrRd"))
     layers = sorted({head.layer for head in heads})
@@ -226,10 +226,6 @@ def _number(head: HeadInspection, found: Hardness) -> int:
 
 def _error_of(method: int) -> Callable[[HeadInspection], float]:
     return lambda head: head.outcomes[method].error
-
-
-def _effective_rank(head: HeadInspection) -> float:
-    return 1.0 if head.spectrum is None else head.spectrum.effective_rank
 
 
 def _dress(axis: Any) -> None:

@@ -22,7 +22,7 @@ def map_table(rows: Sequence[Row], every: Row, title: str) -> Table:
     for row in (*rows, every):
         cells = [f"{row.mean(lambda head: head.below_small):.1%}", f"{row.mean(lambda head: head.below_uniform):.1%}"]
         cells += [f"{row.mean(lambda head: head.entropy):.2f}"]
-        cells += [f"{row.mean(_effective_rank):.1f}"] if ranked else []
+        cells += [f"{row.mean(lambda head: head.effective_rank):.1f}"] if ranked else []
         cells += [f"{row.mean(lambda head: head.character.heaviest_key):.1%}"]
         cells += [f"{row.mean(lambda head: head.character.alike):.2f}"]
         cells += [f"{row.mean(lambda head: head.character.query_spread):.2f}"]
@@ -103,10 +103,6 @@ def _empty(title: str, names: Sequence[str], first: str = "layer") -> Table:
     for name in names:
         found.add_column(name, justify="right", min_width=max(map(len, name.split())))
     return found
-
-
-def _effective_rank(head: HeadInspection) -> float:
-    return 0.0 if head.spectrum is None else head.spectrum.effective_rank
 
 
 def _range(least: int, most: int) -> str:

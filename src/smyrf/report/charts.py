@@ -90,7 +90,7 @@ def heat_maps(findings: Findings) -> list[Chart]:
         ("keys below a weight of 1/M, share", lambda head: head.below_uniform),
     ]
     if heads[0].spectrum is not None:
-        maps.append(("effective rank", lambda head: head.spectrum.effective_rank if head.spectrum else 0.0))
+        maps.append(("effective rank", lambda head: head.effective_rank))
     errors = [
         (f"error of {method_label(one.method)}", lambda head, i=i: head.outcomes[i].error)
         for i, one in enumerate(heads[0].outcomes)
