@@ -66,5 +66,32 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("SMYRF_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """Saves a tiny model of subjects.py under its name once, and gives its folder."""
+    import subjects
+
+    root = tmp_path_factory.mktemp("subjects")
+    made = {}
+
+    def save(name):
+        if name not in made:
+            torch.manual_seed(0)
+            made[name] = root / name
+            subjects.MODELS[name](made[name])
+        return made[name]
+
+    return save
+
+
+@pytest.fixture
+def quick_comparison(tmp_path, monkeypatch):
+    """Rows of `smyrf compare` are timed for a moment, and what is kept of the machine goes to a temporary folder."""
+    from smyrf.compare import run
+
+    monkeypatch.setattr(run, "TIMING_SECONDS", 0.01)
+    monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "cache"))
+
+
 def pytest_configure(config):
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Tangent attention: what it promises beyond what all methods promise (tests/test_attention.py)."""
+"""Tangent attention: what it promises beyond what all methods promise (tests/test_attention_*.py)."""
 
 import importlib.util
 from pathlib import Path

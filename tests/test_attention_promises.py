@@ -1,30 +1,15 @@
-from concurrent.futures import ThreadPoolExecutor
+"""What all methods promise on all kernels: exact where they are, weights that sum to one, rows and masks kept apart."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.checkpoint import checkpoint
 
 import oracle
-from smyrf import Dense, Smyrf, Tangent, attention, methods
+from attention_problem import TANGENTS, backends, fast, problem
+from smyrf import Dense, Smyrf, attention, methods
 from smyrf.kernels import BACKENDS
-
-# One level and two: small budgets for problems of about a hundred keys, so that neither is dense.
-TANGENTS = (Tangent(30, levels=1), Tangent(25, levels=2))
-
-backends = pytest.mark.parametrize("backend", [None, *BACKENDS])
-# Kernels that are made for use, whichever of them is the default.
-fast = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
-
-
-def problem(n=97, m=113, d=13, e=17, batch=2, heads=3, kv_heads=3, dtype=torch.float32):
-    q = torch.randn(batch, heads, n, d, dtype=dtype)
-    k = torch.randn(batch, kv_heads, m, d, dtype=dtype)
-    v = torch.randn(batch, kv_heads, m, e, dtype=dtype)
-    return q, k, v
-
 
 # --- exact mode ---------------------------------------------------------------------------------------
 
@@ -123,6 +108,18 @@ def test_constant_values_give_constant_output(
 
 
 @backends
+@pytest.mark.parametrize("factor", [30.0, 300.0, 3000.0])
+@pytest.mark.parametrize("method", [Smyrf(4, 16), Smyrf(1, 16), Smyrf(2, 100), *TANGENTS])
+def test_weights_sum_to_one_however_large_the_scores_are(backend, factor, method):
+    q, k = factor * torch.randn(2, 1, 2, 97, 13)
+    v = torch.ones(1, 2, 97, 3)
+    out = attention(q, k, v, method=method, scale=1.0, backend=backend)
+    torch.testing.assert_close(out, torch.ones_like(out), atol=1e-6, rtol=0)
+    half = attention(q.half(), k.half(), 60000 * v.half(), method=method, scale=1.0, backend=backend)
+    assert half.isfinite().all()
+
+
+@backends
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
 def test_a_batch_equals_its_rows_run_alone(backend, is_causal, method):
@@ -193,6 +190,18 @@ def test_nan_in_a_query_reaches_no_other_query(backend, method):
     assert out[0, 0].isnan().any(-1).sum() == 1
 
 
+@fast
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradients_are_those_of_the_function_that_was_computed(backend, is_causal):
+    q, k, v = (x.requires_grad_() for x in problem(23, 19, 3, 2, dtype=torch.float64))
+    mask = torch.rand(2, 19) > 0.3
+    # Clusters are piecewise constant: a step of 1e-6 stays inside one piece.
+    run = lambda q, k, v: attention(  # noqa: E731
+        q, k, v, method=Smyrf(2, 6), key_mask=mask, is_causal=is_causal, generator=4, backend=backend
+    )
+    assert torch.autograd.gradcheck(run, (q, k, v))
+
+
 # --- cases that earlier implementations got wrong -------------------------------------------------------
 
 
@@ -238,220 +247,6 @@ def test_short_rows_of_a_padded_batch_are_exact(backend, method):
     out = attention(q, k, v, method=method, key_mask=mask, backend=backend)
     exact = oracle.dense(q[1:], k[1:, :, :11], v[1:, :, :11], 8**-0.5)
     torch.testing.assert_close(out[1:].double(), exact, atol=1e-5, rtol=1e-5)
-
-
-# --- PyTorch's conventions ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 500)])
-@backends
-def test_arguments_mean_what_they_mean_to_pytorch(method, backend):
-    q, k, v = problem(n=83, m=61, d=8, e=8, heads=6, kv_heads=2)
-    for arguments in (
-        {"is_causal": True, "enable_gqa": True},
-        {"scale": 0.7, "enable_gqa": True},
-    ):
-        ours = attention(q, k, v, method=method, backend=backend, **arguments)
-        theirs = F.scaled_dot_product_attention(q, k, v, **arguments)
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    mask = torch.rand(2, 61) > 0.3
-    ours = attention(q, k, v, method=method, key_mask=mask, enable_gqa=True, backend=backend)
-    theirs = F.scaled_dot_product_attention(q, k, v, mask[:, None, None], enable_gqa=True)
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-
-
-@backends
-@pytest.mark.parametrize("scale", [-0.7, 0.0])
-def test_a_scale_that_is_not_positive_is_a_scale(backend, scale):
-    """PyTorch's own function gives NaN for these in its causal form."""
-    q, k, v = problem(40, 40)
-    for method in (Dense(), Smyrf(2, 40)):
-        out = attention(q, k, v, method=method, scale=scale, is_causal=True, backend=backend)
-        expected = oracle.dense(q, k, v, scale, torch.ones(40, 40, dtype=torch.bool).tril())
-        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
-
-
-@fast
-@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 2, 3)])
-@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 8), *TANGENTS])
-def test_any_number_of_leading_axes(backend, lead, method):
-    q, k, v = torch.randn(*lead, 30, 4), torch.randn(*lead, 20, 4), torch.randn(*lead, 20, 6)
-    mask = torch.rand(*lead[:-1], 20) > 0.3
-    out = attention(q, k, v, method=method, key_mask=mask, generator=0, backend=backend)
-    assert out.shape == (*lead, 30, 6)
-    flat = [x.reshape(-1, lead[-1] if lead else 1, *x.shape[-2:]) for x in (q, k, v)]
-    same = attention(*flat, method=method, key_mask=mask.reshape(-1, 20), generator=0, backend=backend)
-    torch.testing.assert_close(out, same.view_as(out))
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_meta_tensors_give_shapes(is_causal):
-    q = torch.empty(2, 3, 300, 8, device="meta")
-    for method in (Dense(), Smyrf(2, 16), Smyrf(2, 16, deduplicate=True)):
-        assert attention(q, q, q, method=method, is_causal=is_causal).shape == q.shape
-
-
-@backends
-@pytest.mark.parametrize(("batch", "heads"), [(0, 3), (2, 0)])
-@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 8), *TANGENTS])
-def test_an_empty_batch_gives_an_empty_result(backend, batch, heads, method):
-    q, k, v = problem(batch=batch, heads=heads, kv_heads=heads)
-    mask = torch.ones(batch, 113, dtype=torch.bool)
-    assert attention(q, k, v, method=method, key_mask=mask, backend=backend).shape == (batch, heads, 97, 17)
-
-
-@fast
-def test_evaluating_in_inference_mode_does_not_spoil_later_training(backend):
-    def work():
-        x = torch.randn(1, 2, 100, 8)
-        with torch.inference_mode():
-            attention(x, x, x, method=Smyrf(2, 16), backend=backend)
-        y = torch.randn(1, 2, 100, 8, requires_grad=True)
-        attention(y, y, y, method=Smyrf(2, 16), backend=backend).sum().backward()
-        return y.grad
-
-    with ThreadPoolExecutor(1) as pool:  # a new thread: nothing has been kept in it yet
-        assert pool.submit(work).result().isfinite().all()
-
-
-@backends
-@pytest.mark.parametrize("factor", [30.0, 300.0, 3000.0])
-@pytest.mark.parametrize("method", [Smyrf(4, 16), Smyrf(1, 16), Smyrf(2, 100), *TANGENTS])
-def test_weights_sum_to_one_however_large_the_scores_are(backend, factor, method):
-    q, k = factor * torch.randn(2, 1, 2, 97, 13)
-    v = torch.ones(1, 2, 97, 3)
-    out = attention(q, k, v, method=method, scale=1.0, backend=backend)
-    torch.testing.assert_close(out, torch.ones_like(out), atol=1e-6, rtol=0)
-    half = attention(q.half(), k.half(), 60000 * v.half(), method=method, scale=1.0, backend=backend)
-    assert half.isfinite().all()
-
-
-def test_forward_mode_is_exact_in_the_reference_and_refused_elsewhere():
-    q, k, v = (x[:, :, :23] for x in problem(23, 23, 3, 2, dtype=torch.float64))
-    run = lambda q, backend: attention(q, k, v, method=Smyrf(2, 8), generator=0, backend=backend)  # noqa: E731
-    step = torch.randn_like(q)
-    _, tangent = torch.func.jvp(lambda q: run(q, "reference"), (q,), (step,))
-    numeric = (run(q + 1e-6 * step, "reference") - run(q - 1e-6 * step, "reference")) / 2e-6
-    torch.testing.assert_close(tangent, numeric, atol=1e-7, rtol=1e-6)
-    for backend in (None, *BACKENDS.keys() - {"reference"}):
-        with pytest.raises(RuntimeError, match="pass backend='reference'"):
-            torch.func.jvp(lambda q, backend=backend: run(q, backend), (q,), (step,))
-
-
-@fast
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_half_precision_within_twice_the_error_of_dense(backend, dtype, is_causal):
-    """Exact mode against PyTorch in the same dtype, both against float64."""
-    q, k, v = (x.to(dtype) for x in problem(n=311, m=311, d=16, e=16))
-    sees = torch.ones(311, 311, dtype=torch.bool).tril() if is_causal else None
-    exact = oracle.dense(q, k, v, 0.25, sees)
-    theirs = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-    ours = attention(q, k, v, method=Smyrf(3, 400), is_causal=is_causal, backend=backend)
-    assert (ours.double() - exact).abs().max() <= 2 * (theirs.double() - exact).abs().max()
-
-
-@fast
-@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 16), *TANGENTS])
-def test_autocast_does_what_it_does_to_pytorchs_function(backend, method):
-    q, k, v = (x.requires_grad_() for x in problem(64, 64, 8, 8))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attention(q, k, v, method=method, generator=1, backend=backend)
-        assert out.dtype == F.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
-        mixed = attention(q, k.bfloat16(), v, method=method, generator=1, backend=backend)
-    assert torch.equal(out, mixed)
-    by_hand = attention(*(x.bfloat16() for x in (q, k, v)), method=method, generator=1, backend=backend)
-    assert torch.equal(out, by_hand)
-    out.float().sum().backward()
-    assert q.grad.dtype == torch.float32
-
-
-# --- randomness -----------------------------------------------------------------------------------------
-
-
-@fast
-def test_seeds_and_generators_make_it_repeatable(backend):
-    q, k, v = problem()
-    run = lambda g: attention(q, k, v, method=Smyrf(2, 16), dropout_p=0.2, generator=g, backend=backend)  # noqa: E731
-    assert torch.equal(run(3), run(3))
-    assert not torch.equal(run(3), run(4))
-    g = torch.Generator().manual_seed(3)
-    first, second = run(g), run(g)
-    assert not torch.equal(first, second)  # a generator goes on
-    assert torch.equal(first, run(g.manual_seed(3)))
-
-
-def test_without_a_generator_pytorchs_own_decides():
-    q, k, v = problem()
-    torch.manual_seed(1)
-    a = attention(q, k, v, method=Smyrf(2, 16))
-    torch.manual_seed(1)
-    assert torch.equal(a, attention(q, k, v, method=Smyrf(2, 16)))
-    assert not torch.equal(a, attention(q, k, v, method=Smyrf(2, 16)))
-
-
-@fast
-def test_a_seed_does_not_touch_pytorchs_generator(backend):
-    q, k, v = problem()
-    before = torch.get_rng_state()
-    attention(q, k, v, method=Smyrf(2, 16), dropout_p=0.1, generator=3, backend=backend)
-    attention(q, k, v, method=Dense(), dropout_p=0.1, generator=3)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_dense_dropout_takes_a_generator_too():
-    q, k, v = problem()
-    run = lambda g: attention(q, k, v, method=Dense(), dropout_p=0.3, generator=g)  # noqa: E731
-    assert torch.equal(run(3), run(3))
-    assert not torch.equal(run(3), run(4))
-
-
-@fast
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
-def test_activation_checkpointing_recomputes_the_same_clusters(backend, use_reentrant, seed, is_causal, method):
-    inputs = [x.requires_grad_() for x in problem(300, 300, dtype=torch.float64)]
-
-    def run(q, k, v):
-        return attention(q, k, v, method=method, is_causal=is_causal, dropout_p=0.1, generator=seed, backend=backend)
-
-    torch.manual_seed(2)
-    plain = torch.autograd.grad(run(*inputs).square().sum(), inputs)
-    torch.manual_seed(2)
-    loss = checkpoint(run, *inputs, use_reentrant=use_reentrant).square().sum()
-    torch.rand(5)  # whatever happens between forward and backward
-    loss.backward()
-    for x, expected in zip(inputs, plain, strict=True):
-        torch.testing.assert_close(x.grad, expected)
-
-
-def test_a_generator_that_cannot_be_rewound_is_refused_in_checkpointing():
-    inputs = [x.requires_grad_() for x in problem(64, 64)]
-    g = torch.Generator()
-
-    def run(q, k, v):
-        return attention(q, k, v, method=Smyrf(2, 16), generator=g)
-
-    loss = checkpoint(run, *inputs, use_reentrant=False).sum()
-    with pytest.raises(ValueError, match="pass an int seed"):
-        loss.backward()
-
-
-# --- gradients --------------------------------------------------------------------------
-
-
-@fast
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_gradients_are_those_of_the_function_that_was_computed(backend, is_causal):
-    q, k, v = (x.requires_grad_() for x in problem(23, 19, 3, 2, dtype=torch.float64))
-    mask = torch.rand(2, 19) > 0.3
-    # Clusters are piecewise constant: a step of 1e-6 stays inside one piece.
-    run = lambda q, k, v: attention(  # noqa: E731
-        q, k, v, method=Smyrf(2, 6), key_mask=mask, is_causal=is_causal, generator=4, backend=backend
-    )
-    assert torch.autograd.gradcheck(run, (q, k, v))
 
 
 # --- quality --------------------------------------------------------------------------------------------
