@@ -1,4 +1,4 @@
-"""Theorem 2: under its three assumptions the merge of hashing rounds (eq. 9) is dense attention.
+"""Theorem 2: under its three assumptions the merge of hashing rounds (eq. 15) is dense attention.
 
 Clusters are drawn first, then scores that meet the assumptions with them: a query's large scores are on keys that it
 meets equally often (fairness), at least once (effectiveness), and all other weights are zero in float64 (sparsity).

@@ -19,6 +19,7 @@ from smyrf.analysis.reach import Reach, best_mass, captured_mass
 from smyrf.analysis.sparsity import entropy, share_below, share_below_uniform
 from smyrf.analysis.spectrum import spectrum as find_spectrum
 from smyrf.bench import fresh
+from smyrf.inspect.layers import by_family
 
 N, M, D, E = 331, 307, 7, 5
 KINDS = ("plain", "masked", "causal", "causal and masked", "wide", "grouped")
@@ -232,6 +233,15 @@ def test_the_largest_values_of_long_maps_lie_within_their_bound(monkeypatch, kin
     assert 0.8 * complete < found.effective_rank < 1.001 * complete
 
 
+@pytest.mark.parametrize("n_values", [60, 119, 120, 500])
+def test_nearly_all_values_of_a_long_map_are_all_of_them(monkeypatch, n_values):
+    monkeypatch.setattr(spectrum, "SHORT", 16)
+    q, k = torch.randn(2, 1, 1, 120, 8).unbind()
+    head = Call(q, k, k, 0.8)
+    found = find_spectrum(head, n_values=n_values)
+    assert found.values == pytest.approx(torch.linalg.svdvals(whole_map(head)[0]).tolist(), abs=1e-5)
+
+
 def test_ranks_of_maps_that_are_known():
     eye = 40 * torch.eye(24)[None, None]
     found = find_spectrum(Call(eye, eye, eye, 1.0))  # each query sees itself alone
@@ -268,15 +278,21 @@ def test_a_head_is_inspected_over_all_documents(kind):
     heads = list(inspect_heads([replace(call, only_dense="a bias"), replace(call, name="second")], methods, seed=4))
     assert [(one.layer, one.head) for one in heads] == [(1, head) for head in range(call.q.shape[1])]
     one = heads[1]
-    rows, entropies, errors, squares, captured = 0, 0.0, [0.0] * 3, 0.0, [0.0] * 3
+    rows, entropies, shares, small, uniform = 0, 0.0, 0.0, 0.0, 0.0
+    errors, squares, captured, distinct, best = [0.0] * 3, 0.0, [0.0] * 3, [0.0] * 3, [0.0] * 3
     for document in range(2):
         head = call.head(document, 1)
         read = head.read_rows()
-        a = whole_map(head)[0][read]
+        a, seen = (x[read] for x in whole_map(head))
         dense = a @ head.v[0, 0].double()
         rows += len(read)
         squares += float(dense.square().sum())
-        entropies += float(-(a * a.clamp(min=1e-300).log()).sum())
+        nats = -(a * a.clamp(min=1e-300).log()).sum(1)
+        n_seen = seen.sum(1)
+        entropies += float(nats.sum())
+        shares += float((nats / n_seen.clamp(min=2).log()).sum())
+        small += float(((a < 0.01) & seen).sum(1).div(n_seen).sum())
+        uniform += float(((a < 1 / n_seen[:, None]) & seen).sum(1).div(n_seen).sum())
         for i, method in enumerate(methods):
             output = attention(
                 head.q,
@@ -289,12 +305,21 @@ def test_a_head_is_inspected_over_all_documents(kind):
                 generator=4,
             )
             errors[i] += float((output[0, 0][read].double() - dense).square().sum())
-            captured[i] += float((a * met_pairs(head, method, 4)[read]).sum())
+            met = met_pairs(head, method, 4)[read]
+            captured[i] += float((a * met).sum())
+            distinct[i] += float(met.sum())
+            counts = met.sum(1) if head.is_causal else torch.full((len(a),), head.key_visits(method))
+            heaviest = a.sort(1, descending=True).values
+            best[i] += sum(float(row[: int(n)].sum()) for row, n in zip(heaviest, counts, strict=True))
     assert (one.name, one.n_rows) == ("second", rows)
     assert one.entropy == pytest.approx(entropies / rows, rel=1e-4)
+    assert one.entropy_share == pytest.approx(shares / rows, rel=1e-4)
+    assert (one.below_small, one.below_uniform) == pytest.approx((small / rows, uniform / rows), abs=1e-3)
     assert one.character.output_square == pytest.approx(squares, rel=1e-4)
     assert [o.error for o in one.outcomes] == pytest.approx([(e / squares) ** 0.5 for e in errors], rel=1e-3, abs=1e-5)
     assert [o.captured for o in one.outcomes] == pytest.approx([c / rows for c in captured], rel=1e-4)
+    assert [o.distinct_keys for o in one.outcomes] == pytest.approx([d / rows for d in distinct])
+    assert [o.best for o in one.outcomes] == pytest.approx([b / rows for b in best], rel=1e-4)
     assert one.outcomes[2].share == 1.0
     assert one.outcomes[1].key_visits == call.key_visits(Tangent(90))
     assert one.spectrum.values == find_spectrum(call.head(0, 1)).values
@@ -346,7 +371,6 @@ def test_arguments_are_refused_before_any_work():
 def test_sixteen_thousand_tokens_need_no_map(monkeypatch):
     if fresh.can_measure():
         pytest.skip(fresh.can_measure())
-    monkeypatch.setattr(spectrum, "MAX_PASSES", 1)
     monkeypatch.setattr(spectrum, "BLOCK_SIZE", 8)
     n = 16384
     q, k, v = torch.randn(3, 1, 1, n, 8).unbind()
@@ -391,6 +415,15 @@ def test_what_makes_heads_hard_is_found():
     assert found.as_dict()["method"] == {"kind": "tangent", **found.as_dict()["method"]}
     assert [one.measure for one in found.correlations] == sorted(by_name, key=lambda name: -abs(by_name[name].rho))
     assert len({measure.name for measure in MEASURES}) == len(MEASURES)
+
+
+def test_methods_of_a_family_are_left_out_where_they_are_exact_and_nowhere_else():
+    x = torch.randn(1, 2, 64, 8)
+    # Eight rounds of eight keys are as many visits as there are keys, and not the same keys.
+    methods = [Smyrf(8, 8), Smyrf(1, 64), Smyrf(2, 8), Tangent(1.0), Dense()]
+    heads = list(inspect_heads([Call(x, x, x, 0.4)], methods))
+    assert heads[0].outcomes[0].share == 1.0
+    assert by_family(heads) == {"Smyrf": [2, 0]}
 
 
 def test_few_heads_or_no_relation_are_admitted():

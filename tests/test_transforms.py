@@ -145,7 +145,7 @@ def test_only_ours_sees_equal_inner_products_at_equal_distances(name, inner):
 
 
 def test_hashes_are_as_far_apart_as_the_transformed_vectors(q, k):
-    """h(F(q)) − h(G(k)) is normal with the distance as its deviation: what makes eq. 8 sensitive to locality."""
+    """h(F(q)) − h(G(k)) is normal with the distance as its deviation: what makes eq. 14 sensitive to locality."""
     F, G = lift("asymmetric", q[0, 0], k[0, 0])
     a = torch.randn(F.shape[-1], 20000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     apart = (F @ a)[:, None] - (G @ a)[None]  # (N, M, rounds)

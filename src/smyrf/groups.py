@@ -40,7 +40,7 @@ class Groups:
     A query stands in at most one slot of a list; a key may stand in any number of groups. An index
     of -1 is an empty slot: as a query it has no output, as a key it has no weight. Several lists
     (the hashing rounds of SMYRF, the levels of the causal recursion) form one softmax: a pair that
-    meets in two lists counts twice, which is the merge of eq. 9 of the paper.
+    meets in two lists counts twice, which is the merge of eq. 15 of the paper.
 
     Args:
         queries: ``(B, L, C)`` int32 or int64, indices of queries, or -1.

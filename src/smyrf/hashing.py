@@ -1,4 +1,4 @@
-"""Hash queries and keys, and sort them by their hashes (eq. 8 of the paper).
+"""Hash queries and keys, and sort them by their hashes (eq. 14 of the paper).
 
 The offset b and the bucket width r of E2LSH cannot change a sort, so they are left out. Everything
 here runs without gradients, as one custom operator, so that `torch.compile` sees a single node.

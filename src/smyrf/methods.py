@@ -18,11 +18,11 @@ class Smyrf:
     """Attention inside balanced clusters found by asymmetric LSH (the paper's method).
 
     Args:
-        n_hashes: hashing rounds H; each makes its own clusters, merged by softmax mass (eq. 9).
+        n_hashes: hashing rounds H; each makes its own clusters, merged by softmax mass (eq. 15).
         cluster_size: queries per cluster C; keys per cluster follow from the number of clusters.
         transform: "asymmetric" (eq. 4); the paper's ablations "none" (plain E2LSH), "xbox", "h2lsh"
             and "l2lsh".
-        hashing: "projection" (eq. 8), or "cross_polytope" (Reformer's angular LSH).
+        hashing: "projection" (eq. 14), or "cross_polytope" (Reformer's angular LSH).
         deduplicate: a pair that meets in several rounds counts once, not once per round.
 
     Example:

@@ -97,7 +97,7 @@ def objective(p: Tensor, meetings: Tensor) -> float:
 
     Args:
         p: ``(N, M)``, scores P.
-        meetings: ``(N, M)``: which pairs are together (bool), or how often. By eq. 9 a pair that meets in c hashing
+        meetings: ``(N, M)``: which pairs are together (bool), or how often. By eq. 15 a pair that meets in c hashing
             rounds has c times its weight. A query that meets no key has a row of zeros.
 
     Example:
@@ -325,7 +325,7 @@ def against_optimum(
 ) -> list[Reached]:
     """The objective that methods reach with L clusters, beside its optimum.
 
-    Of Smyrf these are its clusters, by any transform and hash; several rounds are merged by eq. 9. Of Tangent these are
+    Of Smyrf these are its clusters, by any transform and hash; rounds are merged by eq. 15. Of Tangent these are
     the clusters of its last level with their near keys alone: its far keys are no keys of the problem.
 
     Args:

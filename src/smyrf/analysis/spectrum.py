@@ -18,8 +18,8 @@ from smyrf.analysis.maps import map_blocks
 
 # Maps with a side that is no longer than this are decomposed exactly.
 SHORT = 1024
-# Of longer ones: vectors of a block, passes over the map at most, and the error relative to the largest value at
-# which passes end.
+# Of longer ones: vectors of a block, passes over the map at most (more where more values are asked for), and the error
+# relative to the largest value at which passes end.
 BLOCK_SIZE, MAX_PASSES, TOLERANCE = 32, 8, 1e-3
 
 
@@ -77,7 +77,8 @@ def spectrum(head: Call, n_values: int = 64, seed: int = 0) -> Spectrum:
 
     Args:
         head: one head of one document, from `Call.head`.
-        n_values: how many are found of a map whose sides are both longer than `SHORT`.
+        n_values: how many are found of a map whose sides are both longer than `SHORT`; of all of them nearly all are
+            no cheaper than all.
         seed: of the first vectors.
 
     Example:
@@ -90,7 +91,16 @@ def spectrum(head: Call, n_values: int = 64, seed: int = 0) -> Spectrum:
         raise ValueError(f"{n_values=} must be at least 1")
     rows = head.read_rows()
     size = min(len(rows), head.n_keys)
-    return _all_values(head, rows, size) if size <= SHORT else _largest_values(head, rows, min(n_values, size), seed)
+    # Lanczos needs room: a basis cannot have more directions than there are.
+    if size <= SHORT or BLOCK_SIZE * _passes(n_values)[1] > size:
+        return _all_values(head, rows, size)
+    return _largest_values(head, rows, n_values, seed)
+
+
+def _passes(n_values: int) -> tuple[int, int]:
+    """Over the map, at least and at most: the last directions of a basis are worth little."""
+    least = -(-n_values // BLOCK_SIZE) + 2
+    return least, max(MAX_PASSES, least)
 
 
 def _all_values(head: Call, rows: Tensor, size: int) -> Spectrum:
@@ -111,8 +121,8 @@ def _largest_values(head: Call, rows: Tensor, n_values: int, seed: int) -> Spect
     vectors = torch.linalg.qr(start).Q  # (M, b)
     basis = images = torch.empty(head.n_keys, 0, dtype=torch.float64)
     values, bound, square = torch.empty(0), torch.inf, 0.0
-    least = -(-n_values // BLOCK_SIZE) + 2  # the last directions of a basis are worth little
-    for step in range(1, max(MAX_PASSES, least) + 1):
+    least, most = _passes(n_values)
+    for step in range(1, most + 1):
         image, square = _gram_product(head, rows, vectors)
         basis, images = torch.cat([basis, vectors], 1), torch.cat([images, image], 1)  # (M, c)
         projected = basis.T @ images  # (c, c)

@@ -9,6 +9,9 @@ from statistics import fmean
 from smyrf.analysis.inspection import HeadInspection, Outcome
 from smyrf.compare.contenders import family
 
+# Errors that are rounding and nothing else.
+ROUNDING = 1e-5
+
 
 @dataclass(frozen=True)
 class Row:
@@ -57,7 +60,7 @@ def by_family(heads: Sequence[HeadInspection]) -> dict[str, list[int]]:
     """
     found: dict[str, list[int]] = {}
     for i, one in enumerate(heads[0].outcomes):
-        if any(head.outcomes[i].share < 1.0 for head in heads):
+        if any(head.outcomes[i].error > ROUNDING for head in heads):
             found.setdefault(family(one.method), []).append(i)
     for numbers in found.values():
         numbers.sort(key=lambda i: heads[0].outcomes[i].share)

@@ -32,7 +32,7 @@ def map_table(rows: Sequence[Row], every: Row, title: str) -> Table:
     if ranked:
         found.caption += "; eff. rank: (Σσ²)² / Σσ⁴ of the map"
         if any(one.spectrum and len(one.spectrum.values) < one.spectrum.size for one in every.heads):
-            found.caption += ", at least"
+            found.caption += ", an estimate"
     found.caption += (
         "; heaviest key: its mean weight; alike: 1 where all queries attend to the same keys; query spread: of scores "
         "between queries; off mean: how far the output is from the mean of the values"
@@ -59,7 +59,9 @@ def mass_table(rows: Sequence[Row], every: Row, title: str) -> Table:
             captured, best = row.outcome(i, lambda one: one.captured), row.outcome(i, lambda one: one.best)
             cells.append(f"{captured:.0%} of {best:.0%}")
         found.add_row(row.label, *cells, style="bold" if row is every else "")
-    found.caption = "of the keys that a query meets one by one; of: what as many key visits could capture at best"
+    found.caption = (
+        "of the keys that a query meets one by one; of: the most that so many keys hold (causal: as many as are met)"
+    )
     return found
 
 
