@@ -78,11 +78,11 @@ def default_methods(n_keys: int) -> list[Method]:
     Example:
         >>> [method_label(one) for one in default_methods(512)][2:4]
         ['Tangent 50%', 'Smyrf 4×16']
+        >>> [method_label(one) for one in default_methods(64)][3:]
+        ['Smyrf 1×16', 'Smyrf 2×16']
     """
-    return [
-        *(Tangent(share) for share in SHARES),
-        *(Smyrf(max(1, round(share * n_keys / CLUSTER_SIZE)), CLUSTER_SIZE) for share in SHARES),
-    ]
+    rounds = dict.fromkeys(max(1, round(share * n_keys / CLUSTER_SIZE)) for share in SHARES)  # of few keys one, once
+    return [*(Tangent(share) for share in SHARES), *(Smyrf(one, CLUSTER_SIZE) for one in rounds)]
 
 
 def label(contender: Contender) -> str:

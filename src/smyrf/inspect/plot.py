@@ -71,7 +71,7 @@ def plot_singular_values(heads: Sequence[HeadInspection], path: Path, title: str
     for line in legend.get_lines():
         line.set(linewidth=2.2, alpha=1.0)
     long = any(head.spectrum and len(head.spectrum.values) < head.spectrum.size for head in heads)
-    what = f"{len(heads)} heads" + ", the largest values of each" * long
+    what = f"{len(heads)} heads in the first document" + ", the largest values of each" * long
     figure.suptitle(f"{title}\n{what}", fontsize=10, x=0.012, ha="left")
     return save_figure(figure, path)
 
