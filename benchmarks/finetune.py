@@ -28,9 +28,10 @@ IMDB_RUNS = {
     "ablation/e2lsh": (),
     "ablation/reformer": (),
 }
-# Three epochs, as in the paper: after one, CoLA is still answered by its larger class. Its sentences are short.
+# Three epochs, as in the paper: after one, CoLA is still answered by its larger class. Its sentences are short; RTE's
+# are long, and 1,600 of them taught no more than 800.
 GLUE = ["--epochs", "3", "--lr", "1e-4", "--pad", "grouped"]
-GLUE_TASKS = {"cola": "3200", "mrpc": "1600", "rte": "1600", "stsb": "1600", "sst2": "1600"}
+GLUE_TASKS = {"cola": "3200", "mrpc": "1600", "rte": "800", "stsb": "1600", "sst2": "1600"}
 GLUE_RUNS = ("glue/bert-128", "glue/smyrf-2x32", "glue/smyrf-2x16", "tangent:32", "glue/bert-64", "glue/bert-32")
 
 
