@@ -191,6 +191,26 @@ def given_calls(qkv: Sequence[Any]) -> list[Call]:
     return calls
 
 
+def find_call(calls: Sequence[Call], layer: int, head: int = 0, document: int = 0) -> Call:
+    """The call of a layer, which has this head and this document.
+
+    Raises:
+        ValueError: there is no such layer, head or document.
+
+    Example:
+        >>> x = torch.randn(1, 2, 5, 4)
+        >>> find_call([Call(x, x, x, 0.5, name="first")], layer=0, head=1).name
+        'first'
+    """
+    if not 0 <= layer < len(calls):
+        raise ValueError(f"{layer=} must be from 0 to {len(calls) - 1}")
+    call = calls[layer]
+    for name, value, end in (("head", head, call.q.shape[1]), ("document", document, len(call.q))):
+        if not 0 <= value < end:
+            raise ValueError(f"{name}={value} must be from 0 to {end - 1}")
+    return call
+
+
 @contextmanager
 def _through_sdpa(model: nn.Module) -> Iterator[None]:
     """Transformers models with another implementation call PyTorch's function inside the block."""

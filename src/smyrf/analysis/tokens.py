@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smyrf.analysis.approximate import approximate_rows
-from smyrf.analysis.calls import Call
+from smyrf.analysis.calls import Call, find_call
 from smyrf.analysis.maps import map_blocks
 from smyrf.analysis.reach import Reach, query_clusters
 from smyrf.methods import Method, method_label, method_to_dict
@@ -123,12 +123,7 @@ def token_view(
         >>> view.n_clusters, sorted(one.cluster for one in view.reaches), len(view.reaches[0].strongest)
         (2, [0, 0, 0, 1, 1, 1], 2)
     """
-    if not 0 <= layer < len(calls):
-        raise ValueError(f"{layer=} must be from 0 to {len(calls) - 1}")
-    call = calls[layer]
-    for name, value, end in (("head", head, call.q.shape[1]), ("document", document, len(call.q))):
-        if not 0 <= value < end:
-            raise ValueError(f"{name}={value} must be from 0 to {end - 1}")
+    call = find_call(calls, layer, head, document)
     if n_strongest < 1:
         raise ValueError(f"{n_strongest=} must be at least 1")
     if not call.n_queries == call.n_keys == len(tokens):

@@ -1,9 +1,9 @@
-"""`smyrf inspect`, `smyrf inspect tokens` and `smyrf inspect clusters`."""
+"""`smyrf inspect`, `smyrf inspect biggan`, `smyrf inspect tokens` and `smyrf inspect clusters`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -24,12 +24,24 @@ from smyrf.cli.refusals import (
     refuse,
 )
 
+if TYPE_CHECKING:
+    from smyrf.biggan.networks import Generator
+
 app = typer.Typer(cls=RunByDefault, help="Look inside: what a method does with real inputs.")
 # Tokens of a text that fit a screen.
 SCREEN = 128
 
 MODEL = typer.Argument(help="minilm, or a path or hub name of a transformers model.")
 TEXT = typer.Option(help="File with documents, as for smyrf compare: .jsonl, .txt, .md or .rst, perhaps with .gz.")
+METHODS = typer.Option(
+    help="Methods behind commas, as in tangent:0.25,smyrf:8x32; by default Tangent and Smyrf at an eighth, a quarter "
+    "and half of the keys."
+)
+THREADS = typer.Option(help="CPU threads; PyTorch's own number by default.")
+JSON = typer.Option(help="Write everything here, head by head.")
+PLOTS = typer.Option(help="Folder for plots, as .png and .svg.")
+CLASSES = "Class numbers behind commas, used in turn; any by default."
+TRUNCATION = "Bound of the latents; none by default."
 
 
 @app.command(hidden=True)
@@ -38,13 +50,7 @@ def run(
     text: Annotated[Path | None, TEXT] = None,
     images: Annotated[Path | None, typer.Option(help="Folder with .jpg, .png or .webp images.")] = None,
     audio: Annotated[Path | None, typer.Option(help="Folder with .wav files, or others with soundfile.")] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Methods behind commas, as in tangent:0.25,smyrf:8x32; by default Tangent and Smyrf at an eighth, a "
-            "quarter and half of the keys."
-        ),
-    ] = None,
+    methods: Annotated[str | None, METHODS] = None,
     length: Annotated[
         int | None,
         typer.Option(
@@ -60,14 +66,15 @@ def run(
     singular: Annotated[
         int, typer.Option(help="Singular values of maps beyond 1,024 tokens; shorter ones have all, 0 leaves all out.")
     ] = 64,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    threads: Annotated[int | None, THREADS] = None,
     seed: Annotated[int, typer.Option(help="Of hashes, rows and samples.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write everything here, head by head.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for plots, as .png and .svg.")] = None,
+    json: Annotated[Path | None, JSON] = None,
+    output: Annotated[Path | None, PLOTS] = None,
 ) -> None:
     """Every head of a model: sparsity, entropy, singular values, and how well methods approximate it and why not.
 
-    `smyrf inspect tokens` shows a text as a head sees it, `smyrf inspect clusters` the clusters of a BigGAN's pixels.
+    `smyrf inspect biggan` does the same for a BigGAN, `smyrf inspect tokens` shows a text as a head sees it, and `smyrf
+    inspect clusters` the clusters of a BigGAN's pixels.
     Without --text, --images or --audio: Python's documentation, crops of a photograph, or synthesised sounds.
     """
     import torch
@@ -79,13 +86,7 @@ def run(
     chosen = () if methods is None else read_methods(methods)
     kind, inputs = read_inputs(length, text=text, images=images, audio=audio)
     need_model(model)
-    if json is not None:
-        need_writable("json", json)
-    if output is not None:
-        need("matplotlib", "plots")
-        if output.exists() and not output.is_dir():
-            refuse(f"--output {output} is a file, not a folder")
-        need_writable("output", output / "heads.png")
+    _need_places(json, output)
 
     from smyrf.inspect import command
 
@@ -108,6 +109,67 @@ def run(
             seed=seed,
             threads=threads,
             all_heads=heads,
+            json=json,
+            output=output,
+            console=console,
+        )
+
+
+@app.command()
+def biggan(
+    checkpoint: Annotated[Path, typer.Argument(help="Weights of a BigGAN generator, as for smyrf biggan sample.")],
+    methods: Annotated[str | None, METHODS] = None,
+    number: Annotated[int, typer.Option(help="Images; singular values are of the first.")] = 4,
+    classes: Annotated[str | None, typer.Option(help=CLASSES)] = None,
+    truncation: Annotated[float | None, typer.Option(help=TRUNCATION)] = None,
+    block: Annotated[
+        list[int] | None,
+        typer.Option(help="Number of an attention block, from 0; may be given several times; all by default."),
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Pixels of an image whose weights are looked at, a sample.")] = 1024,
+    singular: Annotated[
+        int, typer.Option(help="Singular values of maps beyond 1,024 keys; smaller ones have all, 0 leaves all out.")
+    ] = 64,
+    threads: Annotated[int | None, THREADS] = None,
+    seed: Annotated[int, typer.Option(help="Of latents, classes, hashes, rows and samples.")] = 0,
+    json: Annotated[Path | None, JSON] = None,
+    output: Annotated[Path | None, PLOTS] = None,
+) -> None:
+    """The attention of a BigGAN on drawn latents: the paper's sparsity and singular values, and errors of methods.
+
+    Each attention block of the generator is a layer with one head, pixels ask and pooled pixels are looked at.
+    """
+    import torch
+
+    threads = torch.get_num_threads() if threads is None else threads
+    need_at_least(1, number=number, rows=rows, threads=threads)
+    need_at_least(0, singular=singular)
+    need_seed(seed)
+    chosen, wanted = () if methods is None else read_methods(methods), read_classes(classes)
+    need_weights(checkpoint)
+    _need_places(json, output)
+
+    from smyrf.biggan.calls import draw_calls
+    from smyrf.biggan.checkpoints import load_generator
+    from smyrf.inspect import command
+
+    torch.set_num_threads(threads)
+    console = Console()
+    with naming(str(checkpoint)):
+        with console.status(f"loading {escape(checkpoint.name)}"):
+            generator = load_generator(checkpoint)
+        layers = None if block is None else sorted({_find_block(generator, one) for one in block})
+        with console.status(f"running {escape(checkpoint.name)}"):
+            loaded = draw_calls(generator, str(checkpoint), number, classes=wanted, truncation=truncation, seed=seed)
+        command.inspect(
+            loaded,
+            chosen,
+            layers=layers,
+            rows=rows,
+            n_values=singular,
+            seed=seed,
+            threads=threads,
+            all_heads=False,
             json=json,
             output=output,
             console=console,
@@ -200,3 +262,24 @@ def clusters(
         refuse(str(error))
     for path in plot_clusters(images, maps, chosen, output):
         Console().print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+def _find_block(generator: Generator, block: int) -> int:
+    """The number of an attention block from 0; from the last, a number is negative."""
+    n_blocks = len(generator.config.attention)
+    if not n_blocks:
+        raise ValueError("the generator has no attention block")
+    if not -n_blocks <= block < n_blocks:
+        refuse(f"--block {block} must be from {-n_blocks} to {n_blocks - 1}")
+    return block % n_blocks
+
+
+def _need_places(json: Path | None, output: Path | None) -> None:
+    """Refuses a file of results or a folder of plots that cannot be written."""
+    if json is not None:
+        need_writable("json", json)
+    if output is not None:
+        need("matplotlib", "plots")
+        if output.exists() and not output.is_dir():
+            refuse(f"--output {output} is a file, not a folder")
+        need_writable("output", output / "heads.png")

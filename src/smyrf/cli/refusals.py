@@ -27,10 +27,13 @@ def refuse(sentence: str) -> NoReturn:
 @contextmanager
 def naming(model: str, kind: str | None = None, path: Path | None = None) -> Iterator[None]:
     """Refuses what is found wrong with a model or with its inputs, and names which of them it is."""
+    from smyrf.biggan.checkpoints import CheckpointError
     from smyrf.compare.files import InputError
 
     try:
         yield
+    except CheckpointError as error:  # which names its file
+        refuse(str(error))
     except InputError as error:
         refuse(f"{model}: {error}" if path is None else f"--{kind} {path}: {error}")
     except ValueError as error:

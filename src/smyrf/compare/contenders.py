@@ -72,8 +72,11 @@ def default_contenders(n_keys: int, max_error: float) -> list[Contender]:
     return [*default_methods(n_keys), Tuned(max_error)]
 
 
-def default_methods(n_keys: int) -> list[Method]:
+def default_methods(n_queries: int) -> list[Method]:
     """Tangent and the paper's method at the same key visits.
+
+    Args:
+        n_queries: among which clusters are made, so that rounds follow from it; often as many as keys.
 
     Example:
         >>> [method_label(one) for one in default_methods(512)][2:4]
@@ -81,7 +84,7 @@ def default_methods(n_keys: int) -> list[Method]:
         >>> [method_label(one) for one in default_methods(64)][3:]
         ['Smyrf 1×16', 'Smyrf 2×16']
     """
-    rounds = dict.fromkeys(max(1, round(share * n_keys / CLUSTER_SIZE)) for share in SHARES)  # of few keys one, once
+    rounds = dict.fromkeys(max(1, round(share * n_queries / CLUSTER_SIZE)) for share in SHARES)  # of few, one, once
     return [*(Tangent(share) for share in SHARES), *(Smyrf(one, CLUSTER_SIZE) for one in rounds)]
 
 

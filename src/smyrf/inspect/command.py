@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,14 @@ class Loaded:
         name: minilm, or a path or a hub name.
         kind: what it reads: text, images or audio.
         calls: its attention calls, with all documents.
+        about: what else the result file says of it.
     """
 
     name: str
     kind: str
     inputs: Inputs
     calls: list[Call]
+    about: dict[str, Any] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -54,6 +56,11 @@ class Loaded:
         """Of the attention call that has most of them."""
         return max(call.n_keys for call in self.calls)
 
+    @property
+    def n_queries(self) -> int:
+        """Of the attention call that has most of them."""
+        return max(call.n_queries for call in self.calls)
+
     def config(self) -> dict[str, Any]:
         """For the result file."""
         return {
@@ -64,7 +71,7 @@ class Loaded:
             "n_keys": self.n_keys,
             "layers": [call.name for call in self.calls],
             "only_dense": {i: call.only_dense for i, call in enumerate(self.calls) if call.only_dense},
-            "transformers": version("transformers"),
+            **self.about,
         }
 
 
@@ -101,7 +108,7 @@ def load(
             calls = model_calls(model, inputs.batches[0])
         except (IndexError, RuntimeError) as error:  # a tokenizer may know more words than the model
             raise ValueError(f"{type(model).__name__} cannot be run on its inputs: {error}") from error
-    return Loaded(name, kind, inputs, calls)
+    return Loaded(name, kind, inputs, calls, {"transformers": version("transformers")})
 
 
 def inspect(
@@ -126,13 +133,13 @@ def inspect(
         json: file for everything.
         output: folder for plots.
     """
-    chosen = list(methods) or default_methods(loaded.n_keys)
+    chosen = list(methods) or default_methods(loaded.n_queries)
     found = inspect_heads(loaded.calls, chosen, layers=layers, rows=rows, n_values=n_values, seed=seed)
     console.print(f"[bold]smyrf inspect[/]: {escape(loaded.title)}", highlight=False)
     its = range(len(loaded.calls)) if layers is None else layers
     total = sum(loaded.calls[layer].q.shape[1] for layer in its if not loaded.calls[layer].only_dense)
     if not console.is_terminal:
-        console.print(f"{total} heads …", highlight=False)
+        console.print(f"{total} head{'s' * (total != 1)} …", highlight=False)
     heads = list(track(found, "heads", total=total, console=console, transient=True))
     hard = explain(heads)
     if json is not None:
@@ -169,7 +176,7 @@ def show(
         console.print(table.error_table(rows, every, f"Error of the output by {'head' if all_heads else 'layer'}"))
         console.print(table.mass_table(rows, every, "Softmax mass that is captured"))
         console.print(table.balance_table(every, "Clusters"))
-    for one in hard:
+    for one in hard if len(heads) > 1 else ():  # one head is neither harder than another nor easier
         for line in table.sentences(one):
             console.print(escape(line), highlight=False, soft_wrap=True)
 

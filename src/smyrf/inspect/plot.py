@@ -38,7 +38,8 @@ def plot_all(heads: Sequence[HeadInspection], found: Sequence[Hardness], folder:
     written = []
     if any(head.spectrum for head in heads):
         written += plot_singular_values(heads, folder / "singular-values", title)
-    written += plot_heads(heads, found, folder / "heads", title)
+    if len(heads) > 1:  # one has nothing to be compared with
+        written += plot_heads(heads, found, folder / "heads", title)
     if by_family(heads):
         written += plot_mass(heads, folder / "mass", title)
     if any(one.correlations for one in found):
@@ -71,7 +72,7 @@ def plot_singular_values(heads: Sequence[HeadInspection], path: Path, title: str
     for line in legend.get_lines():
         line.set(linewidth=2.2, alpha=1.0)
     long = any(head.spectrum and len(head.spectrum.values) < head.spectrum.size for head in heads)
-    what = f"{len(heads)} heads in the first document" + ", the largest values of each" * long
+    what = _count(heads) + " in the first document" + ", the largest values of each" * long
     figure.suptitle(f"{title}\n{what}", fontsize=10, x=0.012, ha="left")
     return save_figure(figure, path)
 
@@ -156,9 +157,8 @@ def plot_mass(heads: Sequence[HeadInspection], path: Path, title: str) -> list[P
     axis.set_ylabel("softmax mass of the keys met one by one")
     _dress(axis)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.suptitle(
-        f"{title}\nmean of {len(heads)} heads; band: the middle 80% of them", fontsize=10, x=0.012, ha="left"
-    )
+    what = "mean of " * (len(heads) > 1) + _count(heads) + "; band: the middle 80% of them" * (len(heads) > 1)
+    figure.suptitle(f"{title}\n{what}", fontsize=10, x=0.012, ha="left")
     return save_figure(figure, path)
 
 
@@ -218,6 +218,10 @@ def _heat(axis: Any, values: list[list[float]], colours: str, form: str, logarit
                 )
     axis.tick_params(labelsize=7, length=0)
     axis.spines[:].set_visible(False)
+
+
+def _count(heads: Sequence[HeadInspection]) -> str:
+    return f"{len(heads)} head{'s' * (len(heads) > 1)}"
 
 
 def _number(head: HeadInspection, found: Hardness) -> int:
