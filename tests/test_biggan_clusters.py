@@ -50,9 +50,15 @@ def test_the_papers_figure_from_the_command_line(generator, tmp_path):
     done = CliRunner().invoke(app, [*words, *more])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "figure.png").stat().st_size > 5000
+    for suffix in ("pth", "safetensors"):
+        done = CliRunner().invoke(app, ["inspect", "clusters", str(tmp_path / f"nowhere.{suffix}")])
+        assert done.exit_code == 2 and f"nowhere.{suffix} cannot be read" in done.stderr.replace("\n", " ")
     for options, sentence in (
-        (["--methods", "dense"], "Dense has no clusters"),
-        (["--block", "5"], "block=5 must be one of"),
+        (["--methods", "dense"], "--methods: Dense has no clusters"),
+        (["--block", "5"], "--block 5 must be from -2 to 1"),
+        (["--head", "0"], "--head 0 is for a model, and"),
+        (["--layer", "0"], "--layer 0 is for a model, and"),
+        (["--images", "photos"], "--images photos is for a model, and"),
         (["--classes", "x"], "--classes x must be numbers"),
         (["--number", "0"], "--number 0 must be at least 1"),
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
@@ -25,11 +25,19 @@ from smyrf.cli.refusals import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from smyrf.biggan.networks import Generator
+    from smyrf.methods import Method
+
+    # Images, for each method the clusters on them, the methods, and a title.
+    Clustered: TypeAlias = tuple[Tensor, list[Tensor], tuple[Method, ...], str]
 
 app = typer.Typer(cls=RunByDefault, help="Look inside: what a method does with real inputs.")
 # Tokens of a text that fit a screen.
 SCREEN = 128
+# How the weights of a generator end; what does not, and is no file, is a model of transformers.
+WEIGHTS = (".pth", ".pt", ".safetensors")
 
 MODEL = typer.Argument(help="minilm, or a path or hub name of a transformers model.")
 TEXT = typer.Option(help="File with documents, as for smyrf compare: .jsonl, .txt, .md or .rst, perhaps with .gz.")
@@ -42,6 +50,8 @@ JSON = typer.Option(help="Write everything here, head by head.")
 PLOTS = typer.Option(help="Folder for plots, as .png and .svg.")
 CLASSES = "Class numbers behind commas, used in turn; any by default."
 TRUNCATION = "Bound of the latents; none by default."
+# Options of one kind of source alone stand together.
+OF_MODEL, OF_BIGGAN = "Of a transformers model", "Of a BigGAN"
 
 
 @app.command(hidden=True)
@@ -74,7 +84,7 @@ def run(
     """Every head of a model: sparsity, entropy, singular values, and how well methods approximate it and why not.
 
     `smyrf inspect biggan` does the same for a BigGAN, `smyrf inspect tokens` shows a text as a head sees it, and `smyrf
-    inspect clusters` the clusters of a BigGAN's pixels.
+    inspect clusters` the clusters of an image's pixels or patches.
     Without --text, --images or --audio: Python's documentation, crops of a photograph, or synthesised sounds.
     """
     import torch
@@ -227,41 +237,112 @@ def tokens(
 
 @app.command()
 def clusters(
-    checkpoint: Annotated[Path, typer.Argument(help="Weights of a BigGAN generator, as for smyrf biggan sample.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT|MODEL",
+            help="Weights of a BigGAN generator, a .pth, .pt or .safetensors file as for smyrf biggan sample; or a "
+            "transformers model that reads images, a folder or a hub name.",
+        ),
+    ],
     methods: Annotated[
-        str, typer.Option(help="Methods behind commas; at 64×64 pixels the default makes 2 and 128 clusters.")
-    ] = "smyrf:1x2048,smyrf:1x32",
-    number: Annotated[int, typer.Option(help="Images.")] = 4,
-    classes: Annotated[
-        str | None, typer.Option(help="Class numbers behind commas, used in turn; any by default.")
+        str | None,
+        typer.Option(
+            help="Methods behind commas; by default two clusters, and clusters of 32 queries, 128 at 64×64 pixels."
+        ),
     ] = None,
-    truncation: Annotated[float | None, typer.Option(help="Bound of the latents; none by default.")] = None,
-    block: Annotated[int, typer.Option(help="Which attention block; the last by default.")] = -1,
-    seed: Annotated[int, typer.Option(help="Of latents, classes and hashes.")] = 0,
+    number: Annotated[int, typer.Option(help="Images.")] = 4,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with .jpg, .png or .webp images; crops of a photograph by default.", rich_help_panel=OF_MODEL
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="Number of the layer, from 0; 0 by default.", rich_help_panel=OF_MODEL)
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(help="Number of the head, from 0; 0 by default.", rich_help_panel=OF_MODEL)
+    ] = None,
+    classes: Annotated[str | None, typer.Option(help=CLASSES, rich_help_panel=OF_BIGGAN)] = None,
+    truncation: Annotated[float | None, typer.Option(help=TRUNCATION, rich_help_panel=OF_BIGGAN)] = None,
+    block: Annotated[
+        int | None, typer.Option(help="Which attention block; the last by default.", rich_help_panel=OF_BIGGAN)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of latents, classes, crops and hashes.")] = 0,
     output: Annotated[Path, typer.Option(help="Figure to write, .png and .svg behind it.")] = Path("clusters"),
 ) -> None:
-    """In which cluster each pixel of generated images asks, beside the images: the paper's figure of memberships."""
-    from smyrf.biggan.checkpoints import load_generator
-    from smyrf.biggan.clusters import cluster_maps, plot_clusters
-    from smyrf.biggan.latents import draw_classes, draw_latents
+    """In which cluster each pixel or patch of images asks, beside the images: the paper's figure of memberships."""
+    from smyrf.analysis.clusters import check_clustering
+    from smyrf.inspect.clusters import plot_clusters
 
+    is_weights = Path(source).suffix in WEIGHTS or Path(source).is_file()
+    if is_weights:
+        _need_absent(f"a model, and {source} is the weights of a BigGAN", images=images, layer=layer, head=head)
+    else:
+        what = f"a BigGAN, whose weights end in {', '.join(WEIGHTS)}, and {source} is a model"
+        _need_absent(what, classes=classes, truncation=truncation, block=block)
     need_at_least(1, number=number)
+    need_at_least(0, layer=layer, head=head)
     need_seed(seed)
     need("matplotlib", "plots")
     if not output.name:
         refuse(f"--output {output} must have a name, behind which .png is put")
     need_writable("output", output.with_name(output.name + ".png"))
-    need_weights(checkpoint)
-    chosen, wanted = read_methods(methods), read_classes(classes)
+    chosen, wanted = () if methods is None else read_methods(methods), read_classes(classes)
     try:
-        generator = load_generator(checkpoint)
-        z = draw_latents(number, generator.config.n_latent, truncation=truncation, seed=seed)
-        drawn = draw_classes(number, generator, wanted, seed)
-        images, maps = cluster_maps(generator, z, drawn, chosen, block=block, seed=seed)
+        check_clustering(chosen)
     except ValueError as error:
-        refuse(str(error))
-    for path in plot_clusters(images, maps, chosen, output):
+        refuse(f"--methods: {error}")
+    if is_weights:
+        block = -1 if block is None else block
+        pictures, maps, chosen, title = _of_biggan(Path(source), chosen, number, wanted, truncation, block, seed)
+    else:
+        pictures, maps, chosen, title = _of_model(source, chosen, number, images, layer or 0, head or 0, seed)
+    for path in plot_clusters(pictures, maps, chosen, output, title):
         Console().print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+def _of_biggan(
+    checkpoint: Path,
+    methods: tuple[Method, ...],
+    number: int,
+    classes: list[int] | None,
+    truncation: float | None,
+    block: int,
+    seed: int,
+) -> Clustered:
+    from smyrf.analysis.clusters import default_clusterings
+    from smyrf.biggan.checkpoints import load_generator
+    from smyrf.biggan.clusters import cluster_maps
+    from smyrf.biggan.latents import draw_classes, draw_latents
+
+    need_weights(checkpoint)
+    with naming(str(checkpoint)):
+        generator = load_generator(checkpoint)
+        block = _find_block(generator, block)
+        size = sorted(generator.config.attention)[block]
+        chosen = methods or default_clusterings(size * size)
+        z = draw_latents(number, generator.config.n_latent, truncation=truncation, seed=seed)
+        drawn = draw_classes(number, generator, classes, seed)
+        pictures, maps = cluster_maps(generator, z, drawn, chosen, block=block, seed=seed)
+    return pictures, maps, chosen, f"{checkpoint.name}, attention at {size}×{size} pixels"
+
+
+def _of_model(
+    model: str, methods: tuple[Method, ...], number: int, images: Path | None, layer: int, head: int, seed: int
+) -> Clustered:
+    from smyrf.analysis.calls import find_call
+    from smyrf.analysis.clusters import default_clusterings
+    from smyrf.inspect import command
+    from smyrf.inspect.clusters import image_clusters
+
+    need_model(model)
+    with naming(model, "images", images):
+        loaded = command.load(model, kind="images", path=images, documents=number, seed=seed, console=Console())
+        chosen = methods or default_clusterings(find_call(loaded.calls, layer, head).n_queries)
+        pictures, maps = image_clusters(loaded, chosen, layer=layer, head=head, seed=seed)
+    return pictures, maps, chosen, f"{loaded.title}\nlayer {layer} head {head}"
 
 
 def _find_block(generator: Generator, block: int) -> int:
@@ -272,6 +353,13 @@ def _find_block(generator: Generator, block: int) -> int:
     if not -n_blocks <= block < n_blocks:
         refuse(f"--block {block} must be from {-n_blocks} to {n_blocks - 1}")
     return block % n_blocks
+
+
+def _need_absent(what: str, **options: object) -> None:
+    """Refuses options that are for something else."""
+    for name, value in options.items():
+        if value is not None:
+            refuse(f"--{name} {value} is for {what}")
 
 
 def _need_places(json: Path | None, output: Path | None) -> None:
