@@ -9,6 +9,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from smyrf import Dense, Smyrf, Tangent, attention
+from smyrf.analysis import tokens
+from smyrf.analysis.approximate import approximate_rows
 from smyrf.analysis.calls import Call
 from smyrf.analysis.tokens import token_texts, token_view
 from smyrf.cli import app
@@ -184,6 +186,35 @@ def test_the_token_view_is_that_of_the_head(method, causal):
     json.dumps(view.as_dict(), allow_nan=False)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("method", [Smyrf(3, 30), Tangent(90)])
+def test_the_first_tokens_are_those_of_the_whole_text_and_cost_no_other_rows(method, causal, monkeypatch):
+    n, n_shown = 300, 23
+    q, k, v = torch.randn(3, 1, 1, n, 7).unbind()
+    calls, words = [Call(q, k, v, 0.9, is_causal=causal)], [f" {i}" for i in range(n)]
+    whole = token_view(calls, words, method, n_strongest=5, seed=3)
+    asked = []
+
+    def counted(head, method, rows, seed):
+        asked.extend(rows.tolist())
+        return approximate_rows(head, method, rows, seed)
+
+    monkeypatch.setattr(tokens, "approximate_rows", counted)
+    first = token_view(calls, words, method, n_strongest=5, n_tokens=n_shown, seed=3)
+    assert asked == list(range(n_shown))
+    assert (first.tokens, first.n_clusters, len(first.reaches)) == (whole.tokens, whole.n_clusters, n_shown)
+    for one, other in zip(first.reaches, whole.reaches[:n_shown], strict=True):
+        assert other.n_met == len(other.keys)
+        assert (one.cluster, one.n_met) == (other.cluster, other.n_met)
+        assert one.keys == tuple(key for key in other.keys if key < n_shown)
+        assert (one.captured, one.folded) == (pytest.approx(other.captured), pytest.approx(other.folded, abs=1e-6))
+        assert [w.key for w in one.strongest] == [w.key for w in other.strongest]  # wherever they are
+        assert [w.how for w in one.strongest] == [w.how for w in other.strongest]
+    for some, every in zip(first.cluster_keys, whole.cluster_keys, strict=True):
+        assert some == tuple(key for key in every if key < n_shown)
+    assert len(token_view(calls, words, method, n_tokens=n + 1).reaches) == n
+
+
 def test_a_token_view_that_cannot_be_is_refused():
     x = torch.randn(1, 2, 40, 4)
     calls, words = [Call(x, x, x, 0.5)], ["a"] * 40
@@ -193,11 +224,21 @@ def test_a_token_view_that_cannot_be_is_refused():
         ({"document": -1}, "document=-1 must be from 0 to 0"),
         ({"round": 3}, "round=3 must be from 0 to 2: Smyrf 3×8 has no more"),
         ({"n_strongest": 0}, "n_strongest=0 must be at least 1"),
+        ({"n_tokens": 0}, "n_tokens=0 must be at least 1"),
     ):
         with pytest.raises(ValueError, match=sentence):
             token_view(calls, words, Smyrf(3, 8), **arguments)
     with pytest.raises(ValueError, match="from 40 queries to 40 keys, not between 39 tokens"):
         token_view(calls, words[1:], Smyrf(3, 8))
+
+
+@pytest.mark.parametrize(("method", "otherwise"), [(Tangent(50), "folded"), (Smyrf(1, 16), "missed")])
+def test_a_key_that_is_not_met_is_folded_or_missed(method, otherwise):
+    x = torch.randn(1, 1, 200, 7)
+    view = token_view([Call(x, x, x, 0.5)], ["a"] * 200, method, n_strongest=200)
+    assert {one.how for reach in view.reaches for one in reach.strongest} == {"met", otherwise}
+    shown = text.key_table(view, 3).columns[-1].cells
+    assert list(shown) == [one.how for one in view.reaches[3].strongest]
 
 
 def test_dense_attention_is_one_cluster():

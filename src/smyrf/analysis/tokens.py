@@ -36,6 +36,18 @@ class KeyWeight:
     approximate: float
     met: bool
 
+    @property
+    def how(self) -> str:
+        """What the method does with it, in a word: it is met, folded into far keys, or missed.
+
+        Example:
+            >>> [KeyWeight(0, 0.5, *rest).how for rest in ((0.4, True), (0.4, False), (0.0, False))]
+            ['met', 'folded', 'missed']
+        """
+        if self.met:
+            return "met"
+        return "folded" if self.approximate > 0.0 else "missed"
+
 
 @dataclass(frozen=True)
 class TokenReach:
@@ -43,13 +55,15 @@ class TokenReach:
 
     Args:
         cluster: of its query in the round that is shown; −1 if it is in none.
-        keys: tokens that it meets one by one, over all rounds, in the order of the text.
-        captured: their mass in dense attention.
+        n_met: keys that it meets one by one, over all rounds.
+        keys: those of them that the view shows, in the order of the text.
+        captured: mass of all that it meets in dense attention.
         folded: weight that the method gives to keys which it does not meet, through far keys; 0 for `Smyrf`.
         strongest: the keys with the largest weights in dense attention, largest first.
     """
 
     cluster: int
+    n_met: int
     keys: tuple[int, ...]
     captured: float
     folded: float
@@ -61,13 +75,13 @@ class TokenView:
     """A text in one head, by one method.
 
     Args:
-        tokens: as text, with a blank in front where a word begins; joined they can be read.
+        tokens: of the whole text, with a blank in front where a word begins; joined they can be read.
         layer: number of the attention call, from 0.
         name: of the module that makes it.
         round: the hashing round whose clusters are shown; `Tangent` has one, that of its leaves.
         cluster_keys: for each cluster of that round, in the order in which the method sorts them, the tokens whose keys
-            it looks at.
-        reaches: one for each token.
+            it looks at, of those that are shown.
+        reaches: one for each token that is shown: the first ones, or all.
     """
 
     tokens: tuple[str, ...]
@@ -99,9 +113,13 @@ def token_view(
     document: int = 0,
     round: int = 0,
     n_strongest: int = 8,
+    n_tokens: int | None = None,
     seed: int = 0,
 ) -> TokenView:
-    """Clusters, keys and weights of each token of a document.
+    """Clusters, keys and weights of each token of a document, or of its first ones.
+
+    The method runs on the whole document, since all of it decides the clusters; what is kept and the rows of the
+    two maps are those of the tokens that are shown.
 
     Args:
         calls: from `smyrf.analysis.calls.model_calls`.
@@ -109,7 +127,8 @@ def token_view(
         layer, head, document: which of the calls, of its heads and of its rows.
         round: which hashing round is shown. Causal attention is clustered part by part, and each part has rounds of
             its own; in the last of them the second half of the text asks the first.
-        n_strongest: keys of each token whose weights are given.
+        n_strongest: keys of each token whose weights are given, wherever in the document they are.
+        n_tokens: how many tokens are shown, the first ones; all by default, or if there are no more.
         seed: of hashes.
 
     Raises:
@@ -124,8 +143,9 @@ def token_view(
         (2, [0, 0, 0, 1, 1, 1], 2)
     """
     call = find_call(calls, layer, head, document)
-    if n_strongest < 1:
-        raise ValueError(f"{n_strongest=} must be at least 1")
+    for name, count in (("n_strongest", n_strongest), ("n_tokens", n_tokens)):
+        if count is not None and count < 1:
+            raise ValueError(f"{name}={count} must be at least 1")
     if not call.n_queries == call.n_keys == len(tokens):
         raise ValueError(
             f"{layer=} attends from {call.n_queries} queries to {call.n_keys} keys, not between {len(tokens)} tokens"
@@ -137,9 +157,10 @@ def token_view(
     if not 0 <= round < len(shown):
         raise ValueError(f"{round=} must be from 0 to {len(shown) - 1}: {method_label(method)} has no more")
     groups = shown[round]
-    numbers = query_clusters(groups, len(tokens))[0].tolist()
+    n_shown = len(tokens) if n_tokens is None else min(n_tokens, len(tokens))
+    numbers = query_clusters(groups, len(tokens))[0, :n_shown].tolist()
     found: list[TokenReach] = []
-    for given in approximate_rows(one, method, seed=seed):  # (R, N)
+    for given in approximate_rows(one, method, torch.arange(n_shown), seed):  # (R, N)
         rows = torch.arange(len(found), len(found) + len(given))
         met = reach.keys(rows)
         weights = torch.cat([block.weights for block in map_blocks(one, rows)])
@@ -152,9 +173,17 @@ def token_view(
                 for key, weight in zip(heaviest.indices[i].tolist(), heaviest.values[i].tolist(), strict=True)
                 if weight > 0.0  # a masked key is none
             ]
-            keys = tuple(met[i].nonzero()[:, 0].tolist())
-            found.append(TokenReach(numbers[len(found)], keys, float(captured[i]), float(folded[i]), tuple(strongest)))
-    cluster_keys = tuple(tuple(sorted(key for key in its if key >= 0)) for its in groups.keys[0].tolist())
+            found.append(
+                TokenReach(
+                    cluster=numbers[len(found)],
+                    n_met=int(met[i].sum()),
+                    keys=tuple(met[i, :n_shown].nonzero()[:, 0].tolist()),
+                    captured=float(captured[i]),
+                    folded=float(folded[i]),
+                    strongest=tuple(strongest),
+                )
+            )
+    cluster_keys = tuple(tuple(its[(its >= 0) & (its < n_shown)].sort().values.tolist()) for its in groups.keys[0])
     return TokenView(tuple(tokens), layer, call.name, head, method, round, cluster_keys, tuple(found))
 
 
@@ -169,9 +198,10 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     # Byte pairs and SentencePiece mark what begins, WordPiece what goes on; a tokenizer of whole words marks nothing.
     vocabulary = tokenizer.get_vocab()
     begins = next((mark for mark in ("Ġ", "▁") if any(word.startswith(mark) for word in vocabulary)), None)
+    special = set(tokenizer.all_special_ids)
     found = []
     for place, (word, number) in enumerate(zip(words, ids, strict=True)):
-        if number in tokenizer.all_special_ids:
+        if number in special:
             found.append(f" {word}")
         elif begins == "Ġ":
             found.append(_bytes_of(tokenizer, list(ids), place))

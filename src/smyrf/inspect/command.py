@@ -219,6 +219,7 @@ def view_tokens(
     document: int = 0,
     round: int = 0,
     n_strongest: int = 8,
+    n_tokens: int | None = None,
     seed: int = 0,
 ) -> TokenView:
     """`smyrf.analysis.tokens.token_view` of a document of a model that reads text.
@@ -239,5 +240,6 @@ def view_tokens(
         document=document,
         round=round,
         n_strongest=n_strongest,
+        n_tokens=n_tokens,
         seed=seed,
     )

@@ -71,9 +71,8 @@ def key_table(view: TokenView, token: int) -> Table:
     found.add_column(label(view.method), justify="right")
     found.add_column("")
     for one in reach.strongest:
-        how = "met" if one.met else "folded" if one.approximate > 0.0 else "missed"
         its = Text(_visible(view.tokens[one.key]), style=_style(view.reaches[one.key].cluster, view.n_clusters))
-        found.add_row(str(one.key), its, f"{one.dense:.1%}", f"{one.approximate:.1%}", how)
+        found.add_row(str(one.key), its, f"{one.dense:.1%}", f"{one.approximate:.1%}", one.how)
     found.caption = f"it meets {len(reach.keys)} keys with {reach.captured:.0%} of its mass"
     if reach.folded > 1e-6:
         found.caption += f", and gives {reach.folded:.0%} to the others through far keys"
