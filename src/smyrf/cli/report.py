@@ -38,12 +38,16 @@ def report(
     ] = None,
     documents: Annotated[int, typer.Option(help="Texts, images or sounds for the comparison of outputs.")] = 8,
     rows: Annotated[int, typer.Option(help="Queries of each document whose weights are looked at.")] = 512,
+    singular: Annotated[
+        int, typer.Option(help="Singular values of maps beyond 1,024 tokens; shorter ones have all, 0 leaves all out.")
+    ] = 64,
     memory: Annotated[
         bool | None,
         typer.Option(help="Also measure peak memory, each in a fresh process; where it can be, by default."),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
     seed: Annotated[int, typer.Option(help="Of hashes, samples and crops.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write everything that the page shows here, as data.")] = None,
     output: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
 ) -> None:
     """One page about a model, without anything from elsewhere: its heads, each method on them, a text, a tuned plan."""
@@ -53,6 +57,7 @@ def report(
 
     threads = torch.get_num_threads() if threads is None else threads
     need_at_least(1, length=length, documents=documents, threads=threads, rows=rows)
+    need_at_least(0, singular=singular)
     need_seed(seed)
     if not 0.0 < max_error < 1.0:
         refuse(f"--max-error {max_error} must be between 0 and 1")
@@ -62,8 +67,10 @@ def report(
     need_model(model)
     need("plotly", "report")
     need_writable("output", output)
+    if json is not None:
+        need_writable("json", json)
 
-    from smyrf.report.findings import gather, write_page
+    from smyrf.report.findings import gather, write_data, write_page
 
     console = Console()
     with naming(model, kind, inputs):
@@ -79,7 +86,18 @@ def report(
             console=console,
         )
         found = gather(
-            prepared, chosen, max_error=max_error, memory=memory, threads=threads, rows=rows, console=console
+            prepared,
+            chosen,
+            max_error=max_error,
+            memory=memory,
+            threads=threads,
+            rows=rows,
+            n_values=singular,
+            console=console,
         )
+        if json is not None:
+            write_data(found, json)
         write_page(found, output)
-    console.print(f"written: {escape(str(output))}", highlight=False, soft_wrap=True)
+    for file in (json, output):
+        if file is not None:
+            console.print(f"written: {escape(str(file))}", highlight=False, soft_wrap=True)

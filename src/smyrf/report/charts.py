@@ -73,12 +73,13 @@ def _against(rows: Sequence[Row], name: str, title: str, axis: str, of: Callable
                 "hovertemplate": "%{text}<br>%{x:.3g}%<br>error %{y:.3g}<extra></extra>",
             }
         )
-    layout = {"xaxis": {"title": {"text": axis}, "rangemode": "tozero"}, "yaxis": _log_axis("error of the outputs")}
+    layout = {"xaxis": {"title": {"text": axis}, "rangemode": "tozero"}, "yaxis": _error_axis("error of the outputs")}
     return {"id": f"chart-{name}", "title": title, "data": data, "layout": layout}
 
 
-def _log_axis(title: str) -> dict[str, Any]:
-    return {"type": "log", "title": {"text": title}, "exponentformat": "power", "dtick": 1}
+def _error_axis(title: str) -> dict[str, Any]:
+    # Errors often lie within one power of ten, and so few ticks stand at 1, 2 and 5 there.
+    return {"type": "log", "title": {"text": title}, "nticks": 4, "tickformat": "~g"}
 
 
 def heat_maps(findings: Findings) -> list[Chart]:
@@ -150,7 +151,8 @@ def singular_values(findings: Findings) -> Chart | None:
                 "hovertemplate": f"layer {head.layer}, head {head.head}<br>%{{x}}: %{{y:.2g}}<extra></extra>",
             }
         )
-    layout = {"xaxis": {"title": {"text": "singular value"}}, "yaxis": _log_axis("relative to the largest")}
+    powers = {"type": "log", "title": {"text": "relative to the largest"}, "exponentformat": "power", "dtick": 1}
+    layout = {"xaxis": {"title": {"text": "singular value"}}, "yaxis": powers}
     return {"id": "chart-singular", "title": "singular values of all heads", "data": data, "layout": layout}
 
 
@@ -163,7 +165,7 @@ def captured_mass(findings: Findings) -> Chart | None:
         shares = [100 * everything.outcome(i, lambda one: one.share) for i in numbers]
         masses = [100 * everything.outcome(i, lambda one: one.captured) for i in numbers]
         best |= dict(zip(shares, (100 * everything.outcome(i, lambda one: one.best) for i in numbers), strict=True))
-        label = "%{x:.3g}% of the keys<br>%{y:.3g}% of the mass"
+        label = "%{x:.3g}% of the key visits<br>%{y:.3g}% of the mass"
         data.append(
             {
                 "type": "scatter",
@@ -223,5 +225,5 @@ def by_layer(findings: Findings) -> Chart | None:
         )
     if not data:
         return None
-    layout = {"xaxis": {"title": {"text": "layer"}, "dtick": 1}, "yaxis": _log_axis("error of a head, mean")}
+    layout = {"xaxis": {"title": {"text": "layer"}, "dtick": 1}, "yaxis": _error_axis("error of a head, mean")}
     return {"id": "chart-layers", "title": "error by layer", "data": data, "layout": layout}

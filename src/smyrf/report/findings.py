@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from smyrf.analysis.calls import model_calls
+from smyrf.analysis.hardness import Hardness
 from smyrf.analysis.inspection import HeadInspection, inspect_heads
 from smyrf.analysis.tokens import TokenView
 from smyrf.bench import results
@@ -18,12 +19,11 @@ from smyrf.compare.contenders import Tuned, default_methods
 from smyrf.compare.run import Row
 from smyrf.inspect.command import Loaded, explain, view_tokens
 from smyrf.inspect.layers import by_family
-from smyrf.inspect.table import sentences
-from smyrf.methods import Method, method_label
+from smyrf.methods import Method, method_label, method_to_dict
 from smyrf.tuning.plan import Plan
 
-# Documents whose maps are looked at, and singular values of a long map.
-N_INSPECTED, N_VALUES = 2, 64
+# Documents whose maps are looked at, and tokens of a text that are shown: the page of a long one must open.
+N_INSPECTED, N_TOKENS = 2, 512
 
 
 @dataclass(frozen=True)
@@ -33,25 +33,35 @@ class Findings:
     Args:
         title: the model.
         says: what it was run on.
+        kind: of that: text, images or audio.
+        n_documents: with which the outputs were compared.
+        n_inspected: the first of them, in which the heads were looked at.
         rows: the model with each attention, dense first.
         heads: every head of every layer.
-        hard: sentences on what makes heads hard.
+        hard: what makes heads hard, for a method of each family.
         plan: what `smyrf.tune` gives it.
         max_error: that the plan was made for.
-        views: a text as some heads see it; none for a model that does not read text.
+        views: the first document as some heads see it; none for a model that does not read text.
+        config: what it was run with, for the result file.
         machine: where it was measured.
+        threads: that it was measured with.
         command: that made it.
     """
 
     title: str
     says: str
+    kind: str
+    n_documents: int
+    n_inspected: int
     rows: tuple[Row, ...]
     heads: tuple[HeadInspection, ...]
-    hard: tuple[str, ...]
+    hard: tuple[Hardness, ...]
     plan: Plan
     max_error: float
     views: tuple[TokenView, ...]
+    config: dict[str, Any]
     machine: dict[str, Any]
+    threads: int
     command: str
 
 
@@ -63,6 +73,7 @@ def gather(
     memory: bool,
     threads: int,
     rows: int,
+    n_values: int,
     console: Console,
 ) -> Findings:
     """Measures everything about a model.
@@ -72,6 +83,7 @@ def gather(
         max_error: of a tuned plan.
         memory: measure peak memory too.
         rows: queries of each document that are looked at.
+        n_values: singular values of a long map; 0 for none of any map.
 
     Raises:
         ValueError: says what is wrong with the model.
@@ -89,28 +101,35 @@ def gather(
         plot=None,
         console=console,
     )
-    calls = model_calls(comparison.model, prepared.inputs.first(N_INSPECTED))
+    n_inspected = min(N_INSPECTED, prepared.inputs.n_documents)
+    calls = model_calls(comparison.model, prepared.inputs.first(n_inspected))
     total = sum(call.q.shape[1] for call in calls if not call.only_dense)
-    found = inspect_heads(calls, chosen, rows=rows, n_values=N_VALUES, seed=seed)
+    found = inspect_heads(calls, chosen, rows=rows, n_values=n_values, seed=seed)
     heads = list(track(found, "heads", total=total, console=console, transient=True))
-    hard = explain(heads)
     views = []
     if prepared.kind == "text":
         loaded = Loaded(prepared.name, prepared.kind, prepared.inputs, calls)
         for head in _shown(heads):
             for numbers in by_family(heads).values():
                 method = heads[0].outcomes[numbers[len(numbers) // 2]].method
-                views.append(view_tokens(loaded, method, layer=head.layer, head=head.head, seed=seed))
+                views.append(
+                    view_tokens(loaded, method, layer=head.layer, head=head.head, n_tokens=N_TOKENS, seed=seed)
+                )
     return Findings(
         title=prepared.title,
         says=prepared.inputs.says,
+        kind=prepared.kind,
+        n_documents=prepared.inputs.n_documents,
+        n_inspected=n_inspected,
         rows=tuple(compared),
         heads=tuple(heads),
-        hard=tuple(line.strip() for one in hard for line in sentences(one)),
+        hard=tuple(explain(heads)),
         plan=comparison.plans[tuned],
         max_error=max_error,
         views=tuple(views),
-        machine={**results.machine(), "threads": threads},
+        config=prepared.config() | {"inspected": n_inspected, "rows": rows, "singular": n_values},
+        machine=results.machine(),
+        threads=threads,
         command=results.command_line(),
     )
 
@@ -131,5 +150,23 @@ def write_page(findings: Findings, path: Path) -> None:
     from smyrf.atomic import write_text
     from smyrf.report.page import build_page
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, build_page(findings))
+
+
+def write_data(findings: Findings, path: Path) -> None:
+    """Writes everything that the page shows as JSON, with what is needed to repeat it, under a temporary name first.
+
+    ``results`` are the rows of `smyrf compare`, ``heads`` and ``hardness`` those of `smyrf inspect`, ``plan`` is what
+    `smyrf.tuning.plan.Plan` loads, and ``views`` are those of `smyrf inspect tokens`.
+    """
+    dense, plan = findings.rows[0], findings.plan
+    layers = [{**vars(layer), "method": method_to_dict(layer.method)} for layer in plan.layers]
+    also = {
+        "title": findings.title,
+        "heads": [head.as_dict() for head in findings.heads],
+        "hardness": [one.as_dict() for one in findings.hard],
+        "plan": {"max_error": plan.max_error, "machine": plan.machine, "layers": layers},
+        "views": [view.as_dict() for view in findings.views],
+    }
+    rows = [row.as_dict(dense) for row in findings.rows]
+    results.write(path, findings.command, findings.threads, findings.config, rows, also)

@@ -12,10 +12,13 @@ function themed(chart, traces) {
   const ink = colour("ink"), line = colour("line");
   const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
   const layout = structuredClone(chart.layout);
-  for (const name of ["xaxis", "yaxis"]) layout[name] = { ...axis, ...layout[name] };
+  for (const name of ["xaxis", "yaxis"]) {
+    layout[name] = { ...axis, ...layout[name] };
+    layout[name].title.standoff = 12;
+  }
   Object.assign(layout, {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 12 },
-    margin: { l: 50, r: 10, t: 10, b: 45 }, hovermode: "closest", legend: { orientation: "h", y: 1.12, x: 0 },
+    margin: { l: 50, r: 10, t: 10, b: 45 }, hovermode: "closest", legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
     hoverlabel: { bgcolor: colour("card"), font: { color: ink } },
   });
   const data = structuredClone(traces);
@@ -59,8 +62,7 @@ function answer(view, number, place) {
       return element("div", {}, bar, ` ${percent(one[kind])}`);
     });
     const cell = element("td", {}, ...bars);
-    const how = one.met ? "met" : reach.folded > 0 ? "far" : "missed";
-    return element("tr", {}, element("td", {}, one.text.trim() || "␣"), cell, element("td", {}, how));
+    return element("tr", {}, element("td", {}, one.text.trim() || "␣"), cell, element("td", {}, one.how));
   });
   const where = reach.cluster < 0 ? "is in no cluster" : `is in cluster ${reach.cluster + 1} of ${view.n_clusters}`;
   const folded = reach.folded > 0.0005 ? `, ${percent(reach.folded)} of its weight goes to far keys` : "";

@@ -12,11 +12,13 @@ from typing import Any
 
 from smyrf.analysis.tokens import TokenView
 from smyrf.bench.table import duration
-from smyrf.compare.run import Row, relative_time
+from smyrf.compare.run import TUNED_DOCUMENTS, Row, relative_time
+from smyrf.inspect.table import sentences
 from smyrf.methods import method_label
 from smyrf.report import charts
 from smyrf.report.charts import Chart
 from smyrf.report.findings import Findings, view_label
+from smyrf.tuning.search import LEAST
 
 
 def build_page(findings: Findings) -> str:
@@ -48,8 +50,8 @@ def build_page(findings: Findings) -> str:
 
 
 _FILES = ("page.html", "page.css", "page.js")
-# Tokens of a text that are shown.
-MAX_TOKENS = 512
+# What one of a model's inputs is called.
+_UNITS = {"text": "document", "images": "image", "audio": "sound"}
 
 
 def summary(findings: Findings) -> str:
@@ -61,15 +63,12 @@ def summary(findings: Findings) -> str:
     if tangent:
         row = min(tangent, key=lambda one: abs(one.cost.share - 0.25))
         said += (
-            f"With {row.label} a query meets {100 * row.cost.share:.3g}% of the keys, and the outputs of the model "
-            f"move by {row.drift.error:.2g} of their length (mean cosine of tokens {row.drift.token_cosine:.4f}). "
+            f"With {row.label} a query spends {100 * row.cost.share:.3g}% of the key visits of dense attention, and "
+            f"the outputs of the model move by {row.drift.error:.2g} of their length (mean cosine of tokens "
+            f"{row.drift.token_cosine:.4f}). "
         )
-    return said + f"Tuned to an error of {findings.max_error:g} in each layer, {_plan_share(findings):.3g}% are enough."
-
-
-def _plan_share(findings: Findings) -> float:
-    tuned = findings.rows[-1]
-    return 100 * tuned.cost.share
+    tuned, target = 100 * findings.rows[-1].cost.share, findings.max_error
+    return f"{said}Tuned to an error of {target:g} in each layer, {tuned:.3g}% of the key visits are enough."
 
 
 def _sections(findings: Findings) -> tuple[list[tuple[str, str, str]], list[Chart]]:
@@ -96,21 +95,23 @@ def _sections(findings: Findings) -> tuple[list[tuple[str, str, str]], list[Char
     add(
         "layers",
         "Layers and heads",
-        "Each head on its own: how its weights are spread, and the relative error of its output.",
+        "Each head on its own: how its weights are spread, and the relative error of its output, over "
+        f"{_looked_at(findings)}.",
         [charts.by_layer(findings), *charts.heat_maps(findings)],
         _hard(findings),
     )
     add(
         "maps",
         "Inside the maps",
-        "Singular values that fall fast say that a map is close to one of low rank; mass that is met says how much of "
-        "the softmax the keys hold that a query is compared with. What Tangent does not meet it keeps in far keys.",
+        _about_maps(findings),
         [charts.singular_values(findings), charts.captured_mass(findings)],
     )
     if findings.views:
         options = "".join(f"<option>{html.escape(view_label(view))}</option>" for view in findings.views)
         body = '<div class="view"><div class="tokens"></div><div class="answer" aria-live="polite"></div></div>'
-        note = "A text as a head sees it. Tokens of one colour ask together."
+        n_shown, n_tokens = len(findings.views[0].reaches), len(findings.views[0].tokens)
+        some = f", its first {n_shown:,} of {n_tokens:,} tokens" if n_shown < n_tokens else ""
+        note = f"The first document as a head sees it{some}. Tokens of one colour ask together."
         add(
             "tokens",
             "Tokens and clusters",
@@ -118,28 +119,60 @@ def _sections(findings: Findings) -> tuple[list[tuple[str, str, str]], list[Char
             [],
             f'<p><select aria-label="head and method">{options}</select></p>{body}',
         )
+    n_tuned = min(TUNED_DOCUMENTS, findings.n_documents)
     note = (
-        f"The cheapest method of each layer whose error stays below {findings.max_error:g} on a few documents "
-        "(smyrf.tune, whether or not it is faster at this length)."
+        f"For each layer the smallest budget of Tangent, from {LEAST} key visits on, whose error stays below "
+        f"{findings.max_error:g} on {_first(n_tuned, findings)}; two budgets where its heads differ, and dense "
+        "attention where no budget saves enough (smyrf.tune, whether or not it is faster at this length)."
     )
     add("plan", "A tuned plan", note, [], _plan(findings))
     return sections, drawn
 
 
+def _first(n: int, findings: Findings) -> str:
+    """Some of a model's inputs, in words."""
+    unit, every = _UNITS[findings.kind], findings.n_documents
+    if every == 1:
+        return f"one {unit}"
+    return f"{n} {unit}s" if n == every else f"the first {f'{n} ' * (n > 1)}of {every} {unit}s"
+
+
+def _looked_at(findings: Findings) -> str:
+    """Of which rows of which documents the numbers of a head are."""
+    least, most = (of(head.n_rows for head in findings.heads) for of in (min, max))
+    rows = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{rows} {'query' if most == 1 else 'queries'} from {_first(findings.n_inspected, findings)}"
+
+
+def _about_maps(findings: Findings) -> str:
+    note = (
+        "Mass that is met says how much of the softmax the keys hold that a query meets one by one, over "
+        f"{_looked_at(findings)}. What Tangent does not meet it keeps in far keys."
+    )
+    spectra = [head.spectrum for head in findings.heads if head.spectrum is not None]
+    if not spectra:
+        return note
+    some = ", the largest ones of a long map" * any(len(one.values) < one.size for one in spectra)
+    return (
+        f"Singular values are those of whole maps, in {_first(1, findings)}{some}; where they fall fast, a map is "
+        f"close to one of low rank. {note}"
+    )
+
+
 def _view(view: TokenView) -> dict[str, Any]:
-    """What the script shows of a text: its first tokens, so that the page of a long one can be opened."""
+    """What the script shows of a text."""
     reaches = [
         {
             "cluster": reach.cluster,
-            "n_met": len(reach.keys),
-            "keys": [key for key in reach.keys if key < MAX_TOKENS],
+            "n_met": reach.n_met,
+            "keys": reach.keys,
             "captured": reach.captured,
             "folded": reach.folded,
-            "strongest": [{**asdict(one), "text": view.tokens[one.key]} for one in reach.strongest],
+            "strongest": [{**asdict(one), "how": one.how, "text": view.tokens[one.key]} for one in reach.strongest],
         }
-        for reach in view.reaches[:MAX_TOKENS]
+        for reach in view.reaches
     ]
-    tokens = view.tokens[:MAX_TOKENS]
+    tokens = view.tokens[: len(reaches)]
     return {"tokens": tokens, "n_tokens": len(view.tokens), "n_clusters": view.n_clusters, "reaches": reaches}
 
 
@@ -147,7 +180,8 @@ def _hard(findings: Findings) -> str:
     """Which heads are hard, and what they have in common, for those who want to know."""
     if not findings.hard:
         return ""
-    items = "".join(f"<li>{html.escape(line)}</li>" for line in findings.hard)
+    lines = [line.strip() for one in findings.hard for line in sentences(one)]
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
     return f"<details><summary>Which heads are hard, and why</summary><ul>{items}</ul></details>"
 
 
@@ -210,6 +244,6 @@ def _is_number(cell: str) -> bool:
 
 
 def _footer(findings: Findings) -> str:
-    machine: dict[str, Any] = findings.machine
+    machine = {**findings.machine, "threads": findings.threads}
     about = ", ".join(f"{name} {value}" for name, value in machine.items() if value)
     return f"<p>Made by</p><pre>{html.escape(findings.command)}</pre><p>{html.escape(about)}</p>"
