@@ -75,7 +75,7 @@ def test_the_page_holds_everything_and_names_nothing_from_elsewhere(page):
     for title in ("Layers and heads", "Tokens and clusters", "A tuned plan", "Made by"):
         assert title in text
     heat = next(chart for chart in data["charts"] if chart["id"] == "chart-errors")
-    assert [len(choice["data"][0]["z"]) for choice in heat["choices"]] == [3] * 6  # a row for each layer
+    assert [len(choice["data"][0]["z"]) for choice in heat["choices"]] == [3] * 5  # a row for each layer
     assert len(data["views"]) == 4 and len(data["views"][0]["reaches"]) == 64
     assert "<b>$title" not in text and "&lt;b&gt;$title" in text  # a model may be called anything
     assert "over 64 queries from the first 2 of 3 documents" in text
@@ -276,6 +276,8 @@ def test_the_page_says_what_was_measured_and_where(findings):
     )
     text, data = read(build_page(findings))
     assert [chart["id"] for chart in data["charts"]][2] == "chart-memory"
+    assert "Which heads are hard, and why" in text
+    assert "Which heads are hard" not in build_page(replace(findings, heads=findings.heads[:1]))
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
     assert ["Dense", "100%", "0", "0.9876", "0.9123", "2.00 s, 1.00×", "8.0 MiB"] in cells
     assert ["Tangent 25%", "25%", "0.03", "0.9876", "0.9123", "500 ms, 0.25×", "2.0 MiB"] in cells

@@ -89,7 +89,7 @@ def gather(
         ValueError: says what is wrong with the model.
     """
     comparison, seed = prepared.comparison, prepared.comparison.seed
-    chosen = methods or default_methods(comparison.n_keys)
+    chosen = methods or default_methods(max(call.n_queries for call in comparison.calls))
     tuned = Tuned(max_error, fallback=False)
     compared = comparing.compare(
         prepared,

@@ -178,7 +178,7 @@ def _view(view: TokenView) -> dict[str, Any]:
 
 def _hard(findings: Findings) -> str:
     """Which heads are hard, and what they have in common, for those who want to know."""
-    if not findings.hard:
+    if not findings.hard or len(findings.heads) == 1:  # one head is neither harder than another nor easier
         return ""
     lines = [line.strip() for one in findings.hard for line in sentences(one)]
     items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
