@@ -459,7 +459,7 @@ def test_a_choice_draws_another_map(visit, page):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nowhere"], "nowhere"),
+        (["./nowhere"], "./nowhere: cannot be loaded: there is no such folder"),
         (["{m}", "--max-error", "2"], "--max-error 2.0 must be between 0 and 1"),
         (["{m}", "--rows", "0"], "--rows"),
         (["{m}", "--singular", "-1"], "--singular -1 must be at least 0"),

@@ -100,6 +100,8 @@ def load_pretrained(kind: Any, name: str, what: str = "", **options: Any) -> Any
     Raises:
         ValueError: says why it cannot be loaded.
     """
+    if name.startswith((".", "/", "~")) and not Path(name).exists():  # no name on the hub begins like that
+        raise ValueError(f"{what}cannot be loaded: there is no such folder")
     try:
         return kind.from_pretrained(name, **options)
     except Exception as error:  # whatever is wrong with somebody's files, it is named
