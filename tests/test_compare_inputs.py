@@ -232,7 +232,7 @@ def test_sounds_of_different_lengths_are_padded_and_masked(saved, tmp_path):
 def test_the_encoder_of_whisper_hears_a_sample(saved):
     model, inputs = loaded(saved("whisper"), n_documents=1)
     assert type(model).__name__ == "WhisperEncoder"
-    assert inputs.says == "1 synthesised sounds, not recordings"
+    assert inputs.says == "1 sound made, not recorded"
     assert Comparison(model, inputs.batches).n_keys == 1500
 
 

@@ -1,10 +1,12 @@
 """Measures of a head against the whole map in float64, and what goes with errors."""
 
+import io
 import math
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
 from smyrf import Dense, PerHead, Smyrf, Tangent, attention
 from smyrf.analysis import maps, spectrum
@@ -19,7 +21,8 @@ from smyrf.analysis.reach import Reach, best_mass, captured_mass
 from smyrf.analysis.sparsity import entropy, share_below, share_below_uniform
 from smyrf.analysis.spectrum import spectrum as find_spectrum
 from smyrf.bench import fresh
-from smyrf.inspect.layers import by_family
+from smyrf.inspect.layers import Row, by_family
+from smyrf.inspect.table import map_table
 
 N, M, D, E = 331, 307, 7, 5
 KINDS = ("plain", "masked", "causal", "causal and masked", "wide", "grouped")
@@ -424,6 +427,14 @@ def test_methods_of_a_family_are_left_out_where_they_are_exact_and_nowhere_else(
     heads = list(inspect_heads([Call(x, x, x, 0.4)], methods))
     assert heads[0].outcomes[0].share == 1.0
     assert by_family(heads) == {"Smyrf": [2, 0]}
+
+
+def test_a_caption_is_whole_at_eighty_columns():
+    x = torch.randn(1, 2, 40, 8)
+    every = Row("all", tuple(inspect_heads([Call(x, x, x, 0.4)], [])))
+    console = Console(width=80, file=io.StringIO())
+    console.print(map_table([], every, "maps"))
+    assert "alike: 1 where all queries attend to the same keys" in " ".join(console.file.getvalue().split())
 
 
 def test_few_heads_or_no_relation_are_admitted():

@@ -132,6 +132,13 @@ def test_grey_images_and_a_single_cluster_are_drawn(tmp_path):
     assert "1 cluster -->" in written[1].read_text()
 
 
+def test_a_title_is_shown_as_it_is(tmp_path):
+    """A file may be called anything; dollars make formulas otherwise, or errors."""
+    images, maps = torch.zeros(1, 3, 8, 8), [torch.zeros(1, 4, 4, dtype=torch.int64)]
+    plot_clusters(images, maps, [Smyrf(1, 16)], tmp_path / "a", title="a$b_{$.pth")
+    assert (tmp_path / "a.png").stat().st_size > 0
+
+
 def test_clusters_of_a_model_from_the_command_line(vit, tmp_path):
     words = ["inspect", "clusters", vit, "--number", "2"]
     done = runner.invoke(app, [*words, "--layer", "1", "--head", "3", "--output", str(tmp_path / "sample")])
@@ -145,7 +152,7 @@ def test_clusters_of_a_model_from_the_command_line(vit, tmp_path):
     more = ["--images", str(photos), "--methods", "smyrf:1x30,tangent:0.25", "--output", str(tmp_path / "photos-out")]
     done = runner.invoke(app, [*words, *more])
     assert done.exit_code == 0, done.output
-    assert "1 images from photos, all there are" in (tmp_path / "photos-out.svg").read_text()
+    assert "1 image from photos, all there are" in (tmp_path / "photos-out.svg").read_text()
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_a_pretrained_encoder_is_the_default():
         app, ["inspect", "--length", "48", "--layer", "0", "--methods", "smyrf:1x16", "--threads", "1"]
     )
     assert done.exit_code == 0, done.output
-    assert "MiniLM, 1 documents of 48 tokens" in done.output
+    assert "MiniLM, 1 document of 48 tokens" in done.output
 
 
 # Tokens

@@ -467,6 +467,7 @@ def test_a_choice_draws_another_map(visit, page):
         (["{m}", "--text", "no.txt"], "no.txt"),
         (["{m}", "--text", "a", "--images", "b"], "--text and --images must not be given together"),
         (["{m}", "--output", "/proc/a/page.html"], "--output"),
+        (["{m}", "--json", "a.html", "--output", "./a.html"], "--json a.html is the page itself"),
         (["{m}", "--json", "/proc/a/page.json"], "--json"),
     ],
 )

@@ -69,6 +69,8 @@ def report(
     need_writable("output", output)
     if json is not None:
         need_writable("json", json)
+        if json.resolve() == output.resolve():
+            refuse(f"--json {json} is the page itself: choose another file")
 
     from smyrf.report.findings import gather, write_data, write_page
 

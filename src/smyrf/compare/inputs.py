@@ -84,15 +84,15 @@ def load_inputs(
             if find_spec(module) is None:
                 raise ValueError(f"it reads images, which needs {module}: pip install 'smyrf[plots]'")
         images = sample_images(n_documents, seed) if source is None else read_images(source, n_documents)
-        says = "crops of a photograph" if source is None else f"images from {source.name}"
+        says = ("crop", "of a photograph") if source is None else ("image", f"from {source.name}")
 
         def process(some: list[Any]) -> Any:
             return processor(images=some, return_tensors="pt")
 
-        return _processed(process, model, images, batch_size, _count(images, n_documents, says))
+        return _processed(process, model, images, batch_size, _count(images, n_documents, *says))
     rate = processor.sampling_rate
     sounds = sample_sounds(n_documents, rate, seed) if source is None else read_sounds(source, n_documents, rate)
-    says = "synthesised sounds, not recordings" if source is None else f"sounds from {source.name}"
+    says = ("sound", "made, not recorded") if source is None else ("sound", f"from {source.name}")
     # Some extractors cut and pad to the length that their model wants; the others have to be asked.
     padding = inspect.signature(type(processor).__call__).parameters.get("padding")
     pads = {"padding": True} if padding is not None and padding.default is False else {}
@@ -100,7 +100,7 @@ def load_inputs(
     def extract(some: list[Tensor]) -> Any:
         return processor([one.numpy() for one in some], sampling_rate=rate, return_tensors="pt", **pads)
 
-    return _processed(extract, model, sounds, batch_size, _count(sounds, n_documents, says))
+    return _processed(extract, model, sounds, batch_size, _count(sounds, n_documents, *says))
 
 
 def _texts(
@@ -131,10 +131,10 @@ def _texts(
         if any(len(ids) < longest for ids in some):
             batch["attention_mask"] = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in some])
         batches.append(batch)
-    says = f"documents of {length:,} tokens from " + ("Python's documentation" if source is None else source.name)
+    says = f"of {length:,} tokens from " + ("Python's documentation" if source is None else source.name)
     if n_short := sum(len(ids) < length for ids in rows):
         says += f", {n_short} of them shorter"
-    return Inputs(tuple(batches), len(rows), _count(rows, n_documents, says))
+    return Inputs(tuple(batches), len(rows), _count(rows, n_documents, "document", says))
 
 
 def _processed(process: Callable[[list[Any]], Any], model: Any, items: list[Any], batch_size: int, says: str) -> Inputs:
@@ -146,8 +146,10 @@ def _processed(process: Callable[[list[Any]], Any], model: Any, items: list[Any]
         except Exception as error:  # whatever somebody's processor cannot do, it is named
             raise ValueError(f"its processor cannot read {says}: {error}") from error
         batches.append({name: tensor for name, tensor in made.items() if name in known})
+        if not batches[-1]:  # the encoder of a model that makes its inputs elsewhere
+            raise ValueError(f"{type(model).__name__} takes nothing that its processor gives: {', '.join(made)}")
     return Inputs(tuple(batches), len(items), says)
 
 
-def _count(items: list[Any], wanted: int, says: str) -> str:
-    return f"{len(items)} {says}" + ", all there are" * (len(items) < wanted)
+def _count(items: list[Any], wanted: int, one: str, rest: str) -> str:
+    return f"{len(items)} {one}{'s' * (len(items) != 1)} {rest}" + ", all there are" * (len(items) < wanted)

@@ -38,7 +38,7 @@ def plot(rows: Sequence[Row], path: Path, title: str) -> list[Path]:
         _times(right, families, looks, rows[0])
     for axis in (left, right):
         _dress(axis, min(row.cost.share for row in rows))
-    figure.suptitle(title, fontsize=11, x=0.012, ha="left")
+    figure.suptitle(title, fontsize=11, x=0.012, ha="left", parse_math=False)
     handles, names = left.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.06)

@@ -91,7 +91,7 @@ def plot_clusters(
         one.set_yticks([])
         one.spines[:].set_visible(False)
     if title:
-        figure.suptitle(title, fontsize=10, x=0.012, ha="left")
+        figure.suptitle(title, fontsize=10, x=0.012, ha="left", parse_math=False)
     return save_figure(figure, path)
 
 

@@ -72,8 +72,8 @@ def plot_singular_values(heads: Sequence[HeadInspection], path: Path, title: str
     for line in legend.get_lines():
         line.set(linewidth=2.2, alpha=1.0)
     long = any(head.spectrum and len(head.spectrum.values) < head.spectrum.size for head in heads)
-    what = _count(heads) + " in the first document" + ", the largest values of each" * long
-    figure.suptitle(f"{title}\n{what}", fontsize=10, x=0.012, ha="left")
+    what = _count(heads) + " in the first input" + ", the largest values of each" * long
+    figure.suptitle(f"{title}\n{what}", fontsize=10, x=0.012, ha="left", parse_math=False)
     return save_figure(figure, path)
 
 
@@ -116,7 +116,7 @@ def plot_heads(heads: Sequence[HeadInspection], found: Sequence[Hardness], path:
         row[0].set_ylabel("layer", fontsize=8)
     for axis in axes.flat[max(0, len(panels) - n_columns) : len(panels)]:  # the lowest of each column
         axis.set_xlabel("head", fontsize=8)
-    figure.suptitle(title, fontsize=10, x=0.012, ha="left")
+    figure.suptitle(title, fontsize=10, x=0.012, ha="left", parse_math=False)
     return save_figure(figure, path)
 
 
@@ -158,7 +158,7 @@ def plot_mass(heads: Sequence[HeadInspection], path: Path, title: str) -> list[P
     _dress(axis)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     what = "mean of " * (len(heads) > 1) + _count(heads) + "; band: the middle 80% of them" * (len(heads) > 1)
-    figure.suptitle(f"{title}\n{what}", fontsize=10, x=0.012, ha="left")
+    figure.suptitle(f"{title}\n{what}", fontsize=10, x=0.012, ha="left", parse_math=False)
     return save_figure(figure, path)
 
 
@@ -195,7 +195,9 @@ def plot_reasons(heads: Sequence[HeadInspection], found: Sequence[Hardness], pat
             axis.set_ylim(bottom=0)
             _dress(axis)
         row[0].set_ylabel(f"error of {label(one.method)}", fontsize=9)
-    figure.suptitle(f"{title}\na point is a head, darker in earlier layers", fontsize=10, x=0.012, ha="left")
+    figure.suptitle(
+        f"{title}\na point is a head, darker in earlier layers", fontsize=10, x=0.012, ha="left", parse_math=False
+    )
     return save_figure(figure, path)
 
 

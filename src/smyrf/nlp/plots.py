@@ -52,7 +52,7 @@ def plot(table: Table, path: Path) -> list[Path]:
             one.set_xlabel(f"{metric}, %")
     if by_memory:
         axes[0, 0].set_ylabel(f"{metric}, %")
-    figure.suptitle(table.title, x=0.01, ha="left", fontsize=11)
+    figure.suptitle(table.title, x=0.01, ha="left", fontsize=11, parse_math=False)
     return save_figure(figure, path)
 
 

@@ -137,7 +137,7 @@ def gather(
 def _shown(heads: list[HeadInspection]) -> list[HeadInspection]:
     """The head in the middle and the hardest one, by the error of the last method."""
     ordered = sorted(heads, key=lambda head: head.outcomes[-1].error)
-    return [ordered[len(ordered) // 2], ordered[-1]][: len(heads)]
+    return [ordered[(len(ordered) - 1) // 2], ordered[-1]][: len(heads)]
 
 
 def view_label(view: TokenView) -> str:

@@ -57,7 +57,7 @@ def plot(qualities: Sequence[Quality], path: Path, title: str) -> list[Path]:
             axis.xaxis.minorticks_off()
         else:
             axis.axvline(1.0, color="#9ca3af", linewidth=1, linestyle=":", zorder=0)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left", parse_math=False)
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=9)
     return save_figure(figure, path)
 
