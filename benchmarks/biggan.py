@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 SEEDS = ("0", "1")
-N_STEPS, N_IMAGES = "2000", "5000"
+N_STEPS, N_IMAGES = "3000", "5000"
 # What a generator is trained with, by its name in the results. 1024 queries on 256 keys: shares of them.
 TRAINED = {
     "dense": "dense",
