@@ -14,10 +14,19 @@ import shlex
 import shutil
 import subprocess
 import sys
+from math import sqrt
 from pathlib import Path
+from statistics import fmean
+
+from smyrf.atomic import write_json
+from smyrf.biggan import load_generator
+from smyrf.biggan.sample import compare
+from smyrf.methods import parse_method
 
 SEEDS = ("0", "1")
 N_STEPS, N_IMAGES = "3000", "5000"
+# Steps of one dense training after which its attention is looked at: is it sparse early?
+WATCHED = ("1", "100", "250", "500", "1000", "2000", N_STEPS)
 # What a generator is trained with, by its name in the results. 1024 queries on 256 keys: shares of them.
 TRAINED = {
     "dense": "dense",
@@ -34,6 +43,8 @@ SWAPPED = (
     *(f"tangent:{share}" for share in (0.5, 0.25, 0.125, 0.0625)),
     TRAINED["tangent-1.6"],
 )
+# Of them, what is worth looking at side by side.
+SHOWN = ("dense", "smyrf:32x16", "smyrf:8x16", "smyrf:1x16", "tangent:0.125", TRAINED["tangent-1.6"])
 
 
 def run(*words: str | Path) -> None:
@@ -49,12 +60,19 @@ def train(data: Path, output: Path, name: str, seed: str) -> None:
     weights = folder / "average.safetensors"
     if not weights.exists():
         shape = ("--resolution", "32", "--colours", "1", "--channels", "8", "--latent", "64", "--attention", "32")
-        how = ("--batch", "32", "--steps", N_STEPS, "--ema", "0.995", "--ema-start", "200", "--threads", "1")
+        how = ("--batch", "32", "--ema", "0.995", "--ema-start", "200", "--threads", "1")
         # The rates of the paper, 2e-4 and 5e-5, are meant for 120,000 steps: after 1,000 images are still blobs.
         rates = ("--generator-rate", "5e-4", "--discriminator-rate", "1e-3")
         every = ("--log-every", "50", "--save-every", "250", "--grid-every", "500")
         place = ("--seed", seed, "--output", folder)
-        run("biggan", "train", data / "train.npz", *shape, "--method", method, *how, *rates, *every, *place)
+        is_watched = (name, seed) == ("dense", SEEDS[-1])
+        command = ("biggan", "train", data / "train.npz", *shape, "--method", method, *how, *rates, *every, *place)
+        for steps in WATCHED if is_watched else (N_STEPS,):
+            if (folder / f"inspect-{steps}.json").exists():
+                continue
+            run(*command, "--steps", steps)  # goes on where the last ended, to the same weights as in one go
+            if is_watched:
+                look(folder, steps)
         (last,) = folder.glob(f"*/checkpoint-{N_STEPS}")
         shutil.copy(last / "state.json", folder / "state.json")
         shutil.copy(max((last.parent / "grids").iterdir()), folder / "grid.png")
@@ -67,9 +85,26 @@ def train(data: Path, output: Path, name: str, seed: str) -> None:
             part = folder / f"{file}.part"
             run(*score, "--methods", methods, "--real", data / "test.npz", "--threads", "1", "--json", part)
             part.replace(folder / f"{file}.json")
-    if name == "dense" and not (folder / "images.json").exists():
-        place = ("--output", folder / "images", "--threads", "1", "--json", folder / "images.json")
-        run("biggan", "sample", weights, "--methods", ",".join(SWAPPED), "--number", "10", *place)
+    if name == "dense" and not (folder / "distances.json").exists():
+        # The figure's ten images have one draw of hashes: distances are of several.
+        run("biggan", "sample", weights, "--methods", ",".join(SHOWN), "--number", "10", "--output", folder / "images")
+        write_json(folder / "distances.json", distances(weights))
+
+
+def look(folder: Path, steps: str) -> None:
+    """Sparsity of a generator's attention, and errors of the methods that others are trained with."""
+    (weights,) = folder.glob(f"*/checkpoint-{steps}/generator.safetensors")
+    options = ("--methods", ",".join(list(TRAINED.values())[1:]), "--number", "20", "--singular", "0", "--threads", "1")
+    part = folder / f"inspect-{steps}.part"
+    run("inspect", "biggan", weights, *options, "--json", part)
+    part.replace(folder / f"inspect-{steps}.json")
+
+
+def distances(weights: Path) -> list[float]:
+    """‖image − dense‖ / ‖dense‖ of every attention that the dense generator is given: 20 draws of 50 images."""
+    generator, methods = load_generator(weights), [parse_method(text) for text in SWAPPED]
+    draws = [compare(generator, methods, 50, seed=seed, batch=50) for seed in range(20)]
+    return [sqrt(fmean(rows[number].distance ** 2 for rows in draws)) for number in range(len(methods))]
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ def trained_table(runs: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
         method = parse_method(TRAINED[name])
         scores = [one["score"]["scores"][0] for one in seeds.values()]
         losses = [one["state"]["losses"][-1] for one in seeds.values()]
-        cells = [method_label(method), f"{100 * method.memory_share(256, 1024):.4g}%"]
+        cells = [method_label(method), f"{100 * method.memory_share(256, 1024):.3g}%"]
         cells.append(figures(one["frechet_distance"] for one in scores))
         for pair in (("generator", "discriminator"), ("real", "fake")):
             cells.append(", ".join(f"{mean(one[which] for one in losses):.2f}" for which in pair))
@@ -60,16 +60,15 @@ def swap_rows(runs: dict[str, dict[str, dict[str, Any]]]) -> list[dict[str, Any]
     """Of each attention that the dense generators were given: distances of every seed."""
     rows = []
     for number in range(len(SWAPPED)):
-        whole = [files for files in runs["dense"].values() if {"swap", "images"} <= set(files)]
+        whole = [files for files in runs["dense"].values() if {"swap", "distances"} <= set(files)]
         scores = [files["swap"]["scores"][number] for files in whole]
-        images = [files["images"]["rows"][number] for files in whole]
         rows.append(
             {
                 "method": scores[0]["method"],
                 "memory": scores[0]["memory"],
                 "frechet": [one["frechet_distance"] for one in scores],
                 "to_dense": [one["frechet_distance_to_dense"] for one in scores],
-                "distance": [one["distance_to_dense"] for one in images],
+                "distance": [files["distances"][number] for files in whole],
             }
         )
     return rows
@@ -81,7 +80,7 @@ def swap_table(rows: list[dict[str, Any]]) -> list[str]:
     ]
     lines.append("|---|---:|---:|---:|---:|")
     for row in rows:
-        cells = [method_label(method_from_dict(row["method"])), f"{100 * row['memory']:.4g}%"]
+        cells = [method_label(method_from_dict(row["method"])), f"{100 * row['memory']:.3g}%"]
         cells += [figures(row["frechet"]), figures(row["to_dense"], 2), figures(row["distance"], 3)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -128,7 +127,7 @@ def main() -> None:
         sys.exit(__doc__)
     output, results = map(Path, sys.argv[1:])
     runs = load(output)
-    if not any({"swap", "images"} <= set(files) for files in runs.get("dense", {}).values()):
+    if not any({"swap", "distances"} <= set(files) for files in runs.get("dense", {}).values()):
         sys.exit(f"{output} has no finished run of the dense generator")
     rows = swap_rows(runs)
     for name, seeds in runs.items():

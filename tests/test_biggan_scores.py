@@ -12,8 +12,10 @@ from smyrf.biggan.config import Config
 from smyrf.biggan.features import FeatureNetwork, look
 from smyrf.biggan.grids import save_comparison, save_image, tile
 from smyrf.biggan.latents import draw_classes, draw_latents, generate
-from smyrf.biggan.networks import Generator
+from smyrf.biggan.networks import Generator, attention_blocks
+from smyrf.biggan.score import score
 from smyrf.biggan.statistics import frechet_distance, inception_score, moments
+from smyrf.methods import Dense, Smyrf
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 SMALL = Config(resolution=32, channels=2, n_classes=5, n_latent=8, n_shared=3, attention=(16,))
@@ -71,6 +73,23 @@ def test_the_frechet_distance_is_that_of_its_formula():
     for bad in (torch.ones(1, 5), torch.ones(5), torch.full((3, 2), math.nan)):
         with pytest.raises(ValueError, match="features"):
             moments(bad)
+
+
+def test_a_score_does_not_hang_on_one_draw_of_hashes(tmp_path):
+    config = Config(resolution=32, channels=4, n_classes=10, n_latent=16, n_shared=8, attention=(32,), n_colours=1)
+    generator = Generator(config).eval()
+    (block,) = attention_blocks(generator)
+    block.gamma.data.fill_(1.0)
+    seeds = []
+    block.attend.register_forward_pre_hook(lambda layer, _: seeds.append((layer.method, layer.seed)))
+    network = FeatureNetwork(script(_Plain(), tmp_path / "plain.pt"))
+    methods = (Dense(), Smyrf(2, 16))
+    found = list(score(generator, methods, network, 6, seed=5, batch=2))
+    assert seeds == [(method, seed) for method in methods for seed in (5, 6, 7)]
+    assert [one.to_dense > 0 for one in found] == [False, True]
+    again = list(score(generator, methods, network, 6, seed=5, batch=2))
+    assert [one.to_dense for one in again] == [one.to_dense for one in found]
+    assert (block.attend.method, block.attend.seed) == (Dense(), None)
 
 
 def test_the_inception_score_counts_classes_that_are_told_apart():

@@ -66,13 +66,18 @@ def save_comparison(rows: Sequence[tuple[str, Tensor]], path: Path, title: str) 
     from smyrf.figures import save_figure
 
     n_images = len(rows[0][1])
-    figure = Figure(figsize=(1.6 + 1.05 * n_images, 0.5 + 1.05 * len(rows)), layout="constrained")
-    axes = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
+    # In inches: place for the widest label, a cell for each image, a line for the title.
+    left = 0.2 + 0.085 * max(len(line) for label, _ in rows for line in label.splitlines())
+    right, height = left + 1.05 * n_images, 0.4 + 1.15 * len(rows)
+    width = max(right, 0.2 + 0.095 * len(title))
+    figure = Figure(figsize=(width, height))
+    edges = {"left": left / width, "right": right / width, "bottom": 0.0, "top": 1.0 - 0.4 / height}
+    axes = figure.subplots(len(rows), 1, squeeze=False, gridspec_kw={**edges, "hspace": 0.08})[:, 0]
     for one, (label, images) in zip(axes, rows, strict=True):
         one.imshow(tile(images, n_images).permute(1, 2, 0).numpy(), interpolation="nearest")
         one.set_yticks([])
         one.set_xticks([])
         one.spines[:].set_visible(False)
         one.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left", parse_math=False)
+    figure.suptitle(title, fontsize=10, x=0.1 / width, y=1.0 - 0.1 / height, ha="left", va="top", parse_math=False)
     return save_figure(figure, path)

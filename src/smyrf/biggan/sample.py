@@ -37,7 +37,7 @@ class Row:
         return (
             method_label(self.method)
             if self.share == 1.0
-            else f"{method_label(self.method)}\n{100 * self.share:.4g}% memory"
+            else f"{method_label(self.method)}\n{100 * self.share:.3g}% memory"
         )
 
 

@@ -94,6 +94,7 @@ def score(
 
     Args:
         real: moments of real images.
+        seed: of latents, classes and hashes, of which each batch has its own.
         track: wraps batches, to show progress, with a title.
 
     Raises:
@@ -124,10 +125,11 @@ def _scores(
     n_images, is_papers = len(z), generator.config.attention == (64,) and generator.config.n_classes > 1
     with restored_methods(generator):
         for method, share in zip(methods, shares, strict=True):
-            set_method(generator, method, seed)
 
-            def batches(title: str = str(method)) -> Iterator[Tensor]:
-                for start in track(range(0, n_images, batch), title):
+            def batches(method: Method = method) -> Iterator[Tensor]:
+                for number, start in enumerate(track(range(0, n_images, batch), str(method))):
+                    # New hashes for each batch: a score of many images is not to hang on one draw of a few vectors.
+                    set_method(generator, method, seed + number)
                     part = slice(start, start + batch)
                     yield generate(generator, z[part], None if classes is None else classes[part], batch)
 

@@ -19,7 +19,7 @@ def image_table(rows: Sequence[Row], title: str) -> Table:
     for row in rows:
         label = method_label(row.method)
         style = "bold" if label.startswith("Tangent") else ""
-        found.add_row(label, f"{100 * row.share:.4g}%", f"{row.distance:.4f}", style=style)
+        found.add_row(label, f"{100 * row.share:.3g}%", f"{row.distance:.4f}", style=style)
     found.caption = "memory: key visits of a query, relative to dense; distance: ‖image − dense‖ / ‖dense‖"
     return found
 
@@ -30,7 +30,7 @@ def score_table(scores: Sequence[Score], title: str) -> Table:
     names = [name for name, told in _COLUMNS.items() if any(told(one) is not None for one in scores)]
     found = _empty(title, "memory", *names, *(["paper's\nIS", "paper's\nFID"] if quoted else []))
     for one in scores:
-        cells = [method_label(one.method), f"{100 * one.share:.4g}%"]
+        cells = [method_label(one.method), f"{100 * one.share:.3g}%"]
         for name in names:
             value = _COLUMNS[name](one)
             cells.append("–" if value is None else value)
