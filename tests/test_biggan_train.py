@@ -308,3 +308,15 @@ def test_a_preset_says_that_it_leaves_classes_out(npz, tmp_path):
     done = CliRunner().invoke(app, command(npz, tmp_path, *words))
     assert done.exit_code == 0, done.output
     assert "celeba-128/dense-64 trains without classes: the 3 of" in done.output.replace("\n", " ")
+
+
+def test_a_run_that_is_killed_at_its_grid_makes_it_when_it_goes_on(pictures, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("smyrf.biggan.train.save_image", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Run(recipe(4), pictures, tmp_path, n_grid=4).train(save_every=2, grid_every=2, done=lambda losses: None)
+    Run(recipe(4), pictures, tmp_path, n_grid=4).train(save_every=2, grid_every=2, done=lambda losses: None)
+    assert sorted(path.name for path in (tmp_path / "grids").iterdir()) == ["0000002.png", "0000004.png"]

@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Average:
-    """Exponential moving average of the weights of a network; its buffers are copied.
+    """Exponential moving average of the weights of a network; its buffers are copied, and belong to other weights.
 
     Args:
         network: whose weights are averaged, as they are now.

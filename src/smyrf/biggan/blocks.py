@@ -32,6 +32,7 @@ class BatchNorm(nn.Module):
 
     def __init__(self, n_channels: int, n_condition: int = 0, normalised: bool = True) -> None:
         super().__init__()
+        self.momentum = MOMENTUM
         self.register_buffer("stored_mean", torch.zeros(n_channels))
         self.register_buffer("stored_var", torch.ones(n_channels))
         self.gain: nn.Parameter | nn.Module
@@ -49,10 +50,10 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         statistics = self.stored_mean, self.stored_var
         if isinstance(self.gain, nn.Parameter) and isinstance(self.bias, nn.Parameter):
-            return F.batch_norm(x, *statistics, self.gain, self.bias, self.training, MOMENTUM, EPSILON)
+            return F.batch_norm(x, *statistics, self.gain, self.bias, self.training, self.momentum, EPSILON)
         assert isinstance(self.gain, nn.Module) and isinstance(self.bias, nn.Module)
         gain, bias = 1.0 + self.gain(condition), self.bias(condition)  # (B, C)
-        x = F.batch_norm(x, *statistics, None, None, self.training, MOMENTUM, EPSILON)
+        x = F.batch_norm(x, *statistics, None, None, self.training, self.momentum, EPSILON)
         return x * gain[:, :, None, None] + bias[:, :, None, None]
 
 

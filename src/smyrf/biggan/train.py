@@ -28,11 +28,14 @@ from smyrf.biggan.networks import Discriminator, Generator, attention_blocks
 from smyrf.biggan.order import Order, step_seed
 from smyrf.biggan.pictures import Pictures
 from smyrf.biggan.recipe import Recipe
+from smyrf.biggan.standing import collect_statistics
 from smyrf.tuning.schedule import AdaptiveSchedule
 
 N_KEPT = 2
+# Batches from which the average has its statistics: as many as in the public code.
+N_STANDING = 16
 # Numbers by which chance is told apart.
-_WEIGHTS, _IMAGES, _STEP, _GRID = range(4)
+_WEIGHTS, _IMAGES, _STEP, _GRID, _STANDING = range(5)
 
 
 class DivergedError(ValueError):
@@ -152,10 +155,14 @@ class Run:
                     board.add_losses(logged)
                     if self.schedule is not None:
                         board.add_methods({name: one.method for name, one in self.schedule.layers.items()}, self.step)
-            if self.step % save_every == 0 or is_last:
-                self.save()
-            if (self.step % grid_every == 0 or is_last) and self.accelerator.is_main_process:
+            is_shown, is_saved = (is_last or self.step % every == 0 for every in (grid_every, save_every))
+            if (is_shown or is_saved) and self.accelerator.is_main_process:
+                self._settle()
+            # The grid comes first: a run that is killed between the two makes it again.
+            if is_shown and self.accelerator.is_main_process:
                 self.save_grid(board)
+            if is_saved:
+                self.save()
             done(logged)
 
     def _one_step(self) -> Tensor:
@@ -227,6 +234,16 @@ class Run:
         if config.n_classes == 1:
             return z, None
         return z, torch.randint(config.n_classes, (self.n_part,)).to(device)
+
+    def _settle(self) -> None:
+        """Gives the average statistics of normalisation of its own, those of the same latents each time."""
+        network, device = self.average.network, self.accelerator.device
+        assert isinstance(network, Generator)
+        n_images, seed = N_STANDING * self.n_part, step_seed(self.recipe.seed, _STANDING)
+        z = draw_latents(n_images, self.recipe.config.n_latent, seed=seed).to(device)
+        classes = draw_classes(n_images, network, None, seed)
+        some = [None] * N_STANDING if classes is None else classes.to(device).split(self.n_part)
+        collect_statistics(network, zip(z.split(self.n_part), some, strict=True))
 
     def save_grid(self, board: Board | None = None) -> None:
         """Writes images of the averaged generator, the same latents each time."""
