@@ -4,8 +4,8 @@
 
 The paper's faces: 96 channels, one class, attention behind the generator's last block: at 128×128 pixels 16,384 queries
 on 4,096 keys, at 256×256 four times as many of both. One image in a batch: what an image adds is what is compared.
-Each case runs in a process of its own: both networks, both optimizers, their first steps; memory is what all of that
-needs at its peak, time that of the best step but the first. Results are kept after every case.
+Each case runs in a process of its own: both networks, both optimizers, their first three steps; memory is what all of
+that needs at its peak, time that of the better of the last two. Results are kept after every case.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ CASES = {
     128: (NONE, "dense", "smyrf:4x2048", "tangent:0.125", "tangent:0.016"),
     256: (NONE, "dense", "smyrf:4x8192", "tangent:0.125", "tangent:0.016"),
 }
-N_STEPS = 4
+N_STEPS = 3
+# How a process ends for want of memory: killed by the system, or with what PyTorch says of an allocation.
+KILLED, REFUSED = -9, "can't allocate memory"
 
 
 class EnoughError(Exception):
@@ -52,7 +54,7 @@ class EnoughError(Exception):
 def measure(resolution: int, name: str, channels: int, threads: int) -> dict[str, Any]:
     """Seconds of a step and bytes at the peak."""
     torch.set_num_threads(threads)
-    recipe = replace(PRESETS["celeba-128/dense-64"], batch_size=1, n_steps=N_STEPS)
+    recipe = replace(PRESETS["celeba-128/dense-64"], batch_size=1, n_steps=N_STEPS + 1)  # the last would be saved
     attention = () if name == NONE else (resolution,)
     method = parse_method("dense" if name == NONE else name)
     shape = {"resolution": resolution, "channels": channels, "attention": attention, "method": method}
@@ -65,7 +67,7 @@ def measure(resolution: int, name: str, channels: int, threads: int) -> dict[str
 
         def done(losses: Losses | None) -> None:
             times.append(time.perf_counter())
-            if len(times) == N_STEPS:
+            if len(times) == N_STEPS + 1:
                 raise EnoughError
 
         def train() -> None:
@@ -89,13 +91,14 @@ def measure(resolution: int, name: str, channels: int, threads: int) -> dict[str
 
 
 def ask(resolution: int, name: str, channels: int, threads: int) -> dict[str, Any]:
-    """`measure`, in a process of its own; what the system kills for want of memory has no figures."""
+    """`measure`, in a process of its own; what ends for want of memory has no figures."""
     request = json.dumps([resolution, name, channels, threads])
     answer = subprocess.run([sys.executable, __file__, "--case", request], capture_output=True, text=True, check=False)
-    if answer.returncode < 0:
+    if answer.returncode == KILLED or REFUSED in answer.stderr:
         return {"resolution": resolution, "attention": name, "seconds": None, "bytes": None}
     if answer.returncode:
-        raise RuntimeError(f"{name} at {resolution} failed: {answer.stderr.strip().splitlines()[-1]}")
+        last = (answer.stderr.strip() or f"it ended with {answer.returncode}").splitlines()[-1]
+        raise RuntimeError(f"{name} at {resolution} failed: {last}")
     return json.loads(answer.stdout)
 
 
@@ -112,7 +115,8 @@ def table(rows: list[dict[str, Any]], channels: int) -> Table:
         if seconds is None:
             found.add_row(str(row["resolution"]), row["attention"], "out of memory", "", "")
             continue
-        own = "" if row["attention"] == NONE else duration(max(0.0, seconds - rest[row["resolution"]]))
+        alone = rest.get(row["resolution"])
+        own = "" if row["attention"] == NONE or alone is None else duration(max(0.0, seconds - alone))
         found.add_row(
             str(row["resolution"]), row["attention"], duration(seconds), own, f"{row['bytes'] / 2**30:.2f} GiB"
         )

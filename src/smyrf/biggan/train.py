@@ -242,8 +242,8 @@ class Run:
         n_images, seed = N_STANDING * self.n_part, step_seed(self.recipe.seed, _STANDING)
         z = draw_latents(n_images, self.recipe.config.n_latent, seed=seed).to(device)
         classes = draw_classes(n_images, network, None, seed)
-        some = [None] * N_STANDING if classes is None else classes.to(device).split(self.n_part)
-        collect_statistics(network, zip(z.split(self.n_part), some, strict=True))
+        some = [None] * N_STANDING if classes is None else torch.split(classes.to(device), self.n_part)
+        collect_statistics(network, zip(torch.split(z, self.n_part), some, strict=True))
 
     def save_grid(self, board: Board | None = None) -> None:
         """Writes images of the averaged generator, the same latents each time."""
