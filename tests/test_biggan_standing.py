@@ -10,7 +10,7 @@ from smyrf.biggan.networks import Generator
 from smyrf.biggan.standing import collect_statistics
 
 CONFIG = Config(
-    resolution=32, channels=2, n_classes=3, n_latent=8, hierarchical=False, n_shared=0, attention=(16,), n_colours=1
+    resolution=32, channels=2, n_classes=3, n_latent=8, hierarchical=False, n_shared=4, attention=(16,), n_colours=1
 )
 
 

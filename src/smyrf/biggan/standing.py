@@ -27,7 +27,7 @@ def collect_statistics(generator: Generator, batches: Iterable[tuple[Tensor, Ten
     try:
         for number, (z, classes) in enumerate(batches):
             for norm in norms:
-                norm.train()
+                norm.training = True  # not .train(): its own maps have spectral norm
                 norm.momentum = 1.0 / (number + 1)  # a mean in which every batch counts the same
             generator(z, classes)
     finally:
