@@ -3,19 +3,21 @@
     python benchmarks/biggan_report.py OUTPUT RESULTS
 
 Of each run in OUTPUT its scores, losses and last grid are copied to RESULTS, without weights; report.md has the tables,
-trained.png images of all generators side by side, swap.png what another attention does to the dense generators.
+trained.png images of all generators side by side, swap.png what another attention does to the dense generators,
+swapped.png images of one of them, course.png errors of attention while a dense generator is trained.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from biggan import SEEDS, SWAPPED, TRAINED
+from biggan import SEEDS, SWAPPED, TRAINED, WATCHED
 
 from smyrf.atomic import write_json, write_text
 from smyrf.figures import LOOKS, save_figure
@@ -86,6 +88,38 @@ def swap_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def course_rows(runs: dict[str, dict[str, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
+    """What was seen of a dense generator's attention in training, by step."""
+    files = runs["dense"].get(SEEDS[-1], {})
+    return [(int(steps), files[f"inspect-{steps}"]["results"][0]) for steps in WATCHED if f"inspect-{steps}" in files]
+
+
+def course_table(rows: list[tuple[int, dict[str, Any]]]) -> list[str]:
+    labels = [outcome["label"] for outcome in rows[0][1]["outcomes"]] if rows else []
+    lines = [f"| steps | weights below 0.01 | below 1/M | {' | '.join(f'error, {label}' for label in labels)} |"]
+    lines.append(f"|{'---:|' * (3 + len(labels))}")
+    for steps, head in rows:
+        cells = [f"{steps:,}", *(f"{100 * head[name]:.1f}%" for name in ("below_small", "below_uniform"))]
+        cells += [f"{outcome['error']:.3f}" for outcome in head["outcomes"]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def plot_course(rows: list[tuple[int, dict[str, Any]]], path: Path) -> list[Path]:
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+    for number, first in enumerate(rows[0][1]["outcomes"]):
+        look = LOOKS[first["method"]["kind"].capitalize()] | {"linestyle": "-" if first["share"] > 0.1 else "--"}
+        errors = [head["outcomes"][number]["error"] for _, head in rows]
+        axis.plot([steps for steps, _ in rows], errors, "o", label=first["label"], **look)
+    axis.set(xscale="log", yscale="log", xlabel="steps of a dense training", ylabel="‖output − dense‖ / ‖dense‖")
+    axis.set_title("Error of attention in a generator that is being trained", loc="left", size=10)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    return save_figure(figure, path)
+
+
 def plot_swap(rows: list[dict[str, Any]], path: Path) -> list[Path]:
     import matplotlib.pyplot as plt
 
@@ -134,8 +168,16 @@ def main() -> None:
         for seed, files in seeds.items():
             write_json(results / f"{name}-seed{seed}.json", files)
     lines = ["# Small BigGANs on Fashion-MNIST", "", *trained_table(runs), "", *swap_table(rows), ""]
+    written = [*plot_swap(rows, results / "swap"), *plot_trained(output, runs, results / "trained")]
+    course = course_rows(runs)
+    if course:
+        lines += [*course_table(course), ""]
+        written += plot_course(course, results / "course")
     write_text(results / "report.md", "\n".join(lines))
-    for path in (*plot_swap(rows, results / "swap"), *plot_trained(output, runs, results / "trained")):
+    first = output / f"dense-seed{SEEDS[0]}" / "images.png"
+    if first.exists():
+        written.append(Path(shutil.copy(first, results / "swapped.png")))
+    for path in written:
         print(f"written: {path}")
 
 
