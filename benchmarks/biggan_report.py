@@ -36,11 +36,11 @@ def load(output: Path) -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
-def figures(values: Iterable[float], digits: int = 1) -> str:
+def figures(values: Iterable[float], form: str = ".1f") -> str:
     """A mean, and the single values behind it: two seeds have no deviation worth the name."""
     values = list(values)
-    single = ", ".join(f"{value:.{digits}f}" for value in values)
-    return f"{mean(values):.{digits}f} ({single})" if len(values) > 1 else single
+    single = ", ".join(format(value, form) for value in values)
+    return f"{mean(values):{form}} ({single})" if len(values) > 1 else single
 
 
 def trained_table(runs: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
@@ -83,7 +83,7 @@ def swap_table(rows: list[dict[str, Any]]) -> list[str]:
     lines.append("|---|---:|---:|---:|---:|")
     for row in rows:
         cells = [method_label(method_from_dict(row["method"])), f"{100 * row['memory']:.3g}%"]
-        cells += [figures(row["frechet"]), figures(row["to_dense"], 2), figures(row["distance"], 3)]
+        cells += [figures(row["frechet"]), *(figures(row[what], ".2g") for what in ("to_dense", "distance"))]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
