@@ -191,6 +191,7 @@ def test_nothing_is_unpickled(tmp_path, capsys):
 
 
 def test_our_own_files_come_back(tmp_path):
+    pytest.importorskip("safetensors")
     config = Config(resolution=32, channels=4, n_classes=1, hierarchical=False, n_shared=0, n_latent=9, attention=(32,))
     network = lively(Generator(config)).eval()
     save_network(network, tmp_path / "g.safetensors")

@@ -3,6 +3,9 @@
 import numpy
 import pytest
 import torch
+
+pytest.importorskip("PIL")
+
 from PIL import Image
 
 from smyrf.biggan.pictures import PictureError, load_pictures

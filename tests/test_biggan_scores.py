@@ -5,8 +5,11 @@ import math
 import numpy
 import pytest
 import torch
-from scipy.linalg import sqrtm
 from torch import nn
+
+pytest.importorskip("scipy")
+
+from scipy.linalg import sqrtm
 
 from smyrf.biggan.config import Config
 from smyrf.biggan.features import FeatureNetwork, look
