@@ -284,6 +284,23 @@ def test_power_iteration_finds_the_largest_singular_value():
     assert torch.equal(layer.u0, before)
 
 
+@pytest.mark.parametrize("options", [{}, {"n_shared": 0}, {"n_shared": 0, "hierarchical": False}], ids=str)
+def test_training_begins_with_orthogonal_weights(options):
+    config = replace(SMALL, **options)
+    weights = {
+        f"{type(network).__name__}.{name}": weight.detach().flatten(1)
+        for network in (Generator(config), Discriminator(config))
+        for name, weight in network.named_parameters()
+        if weight.dim() > 1
+    }
+    kinds = ["linear", "blocks.0.0.conv1", "blocks.0.0.conv_sc", "blocks.1.1.theta", "blocks.2.0.bn1.gain"]
+    kinds += ["blocks.2.0.bn2.bias", "output_layer.2"] + ["shared"] * bool(config.n_shared)
+    assert {f"Generator.{kind}.weight" for kind in kinds} | {"Discriminator.embed.weight"} <= weights.keys()
+    for name, matrix in weights.items():
+        smaller = matrix @ matrix.T if len(matrix) <= matrix.shape[1] else matrix.T @ matrix
+        torch.testing.assert_close(smaller, torch.eye(len(smaller)), atol=1e-5, rtol=0, msg=f"{name} is not orthogonal")
+
+
 def test_normalisation_is_that_of_pytorch():
     ours, theirs = BatchNorm(5), nn.BatchNorm2d(5)
     for _ in range(3):
