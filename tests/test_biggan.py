@@ -191,6 +191,7 @@ def test_nothing_is_unpickled(tmp_path, capsys):
 
 
 def test_our_own_files_come_back(tmp_path):
+    pytest.importorskip("safetensors")
     config = Config(resolution=32, channels=4, n_classes=1, hierarchical=False, n_shared=0, n_latent=9, attention=(32,))
     network = lively(Generator(config)).eval()
     save_network(network, tmp_path / "g.safetensors")
@@ -281,6 +282,23 @@ def test_power_iteration_finds_the_largest_singular_value():
     before = layer.u0.clone()
     torch.testing.assert_close(torch.linalg.matrix_norm(layer.normalised_weight(), 2).item(), 1.0, rtol=1e-3, atol=0)
     assert torch.equal(layer.u0, before)
+
+
+@pytest.mark.parametrize("options", [{}, {"n_shared": 0}, {"n_shared": 0, "hierarchical": False}], ids=str)
+def test_training_begins_with_orthogonal_weights(options):
+    config = replace(SMALL, **options)
+    weights = {
+        f"{type(network).__name__}.{name}": weight.detach().flatten(1)
+        for network in (Generator(config), Discriminator(config))
+        for name, weight in network.named_parameters()
+        if weight.dim() > 1
+    }
+    kinds = ["linear", "blocks.0.0.conv1", "blocks.0.0.conv_sc", "blocks.1.1.theta", "blocks.2.0.bn1.gain"]
+    kinds += ["blocks.2.0.bn2.bias", "output_layer.2"] + ["shared"] * bool(config.n_shared)
+    assert {f"Generator.{kind}.weight" for kind in kinds} | {"Discriminator.embed.weight"} <= weights.keys()
+    for name, matrix in weights.items():
+        smaller = matrix @ matrix.T if len(matrix) <= matrix.shape[1] else matrix.T @ matrix
+        torch.testing.assert_close(smaller, torch.eye(len(smaller)), atol=1e-5, rtol=0, msg=f"{name} is not orthogonal")
 
 
 def test_normalisation_is_that_of_pytorch():

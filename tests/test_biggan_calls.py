@@ -74,6 +74,7 @@ def test_a_generator_without_attention_is_refused():
 
 
 def test_the_papers_sparsity_and_singular_values_from_the_command_line(weights, generator, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
     monkeypatch.setitem(sys.modules, "transformers", None)  # which a BigGAN does not need
     out = tmp_path / "a.json"
     words = ["inspect", "biggan", weights, "--number", "2", "--classes", "1,2", "--truncation", "0.5", "--seed", "3"]
@@ -102,6 +103,7 @@ def test_the_papers_sparsity_and_singular_values_from_the_command_line(weights, 
 
 
 def test_one_block_is_one_head(weights, tmp_path):
+    pytest.importorskip("matplotlib")
     out = tmp_path / "a.json"
     words = ["inspect", "biggan", weights, "--number", "1", "--block", "-1", "--methods", "smyrf:1x64"]
     words += ["--rows", "20", "--singular", "0", "--json", str(out), "--output", str(tmp_path / "plots")]
@@ -131,12 +133,15 @@ def test_one_block_is_one_head(weights, tmp_path):
     ],
 )
 def test_bad_input_gives_one_sentence(weights, arguments, words):
+    if "--output" in arguments:
+        pytest.importorskip("matplotlib")
     done = runner.invoke(app, ["inspect", "biggan", weights, *arguments])
     assert done.exit_code == 2
     assert words in done.stderr.replace("\n", " ")
 
 
 def test_weights_that_cannot_be_read_are_named_once(tmp_path):
+    pytest.importorskip("safetensors")
     save_network(Discriminator(CONFIG), tmp_path / "d.safetensors")
     save_network(Generator(replace(CONFIG, attention=())), tmp_path / "bare.safetensors")
     torch.save(Discriminator(CONFIG).state_dict(), tmp_path / "D.pth")

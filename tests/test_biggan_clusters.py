@@ -44,6 +44,8 @@ def test_what_has_no_clusters_is_refused(generator):
 
 
 def test_the_papers_figure_from_the_command_line(generator, tmp_path):
+    pytest.importorskip("safetensors")
+    pytest.importorskip("matplotlib")
     save_network(generator, tmp_path / "g.safetensors")
     words = ["inspect", "clusters", str(tmp_path / "g.safetensors")]
     more = ["--methods", "smyrf:1x512,smyrf:1x8,tangent:0.25", "--number", "3", "--output", str(tmp_path / "figure")]

@@ -18,6 +18,9 @@ from smyrf.biggan.score import PAPER
 from smyrf.cli import app
 from smyrf.methods import parse_methods
 
+pytest.importorskip("safetensors")
+pytest.importorskip("matplotlib")
+
 runner = CliRunner()
 CONFIG = Config(resolution=32, channels=4, n_classes=7, n_latent=20, n_shared=5, attention=(32,))
 

@@ -3,6 +3,9 @@
 import numpy
 import pytest
 import torch
+
+pytest.importorskip("PIL")
+
 from PIL import Image
 
 from smyrf.biggan.pictures import PictureError, load_pictures
@@ -32,8 +35,21 @@ def test_images_are_cut_in_their_middle(tmp_path):
     wide.save(tmp_path / "wide.png")
     pixels, _ = load_pictures(tmp_path, 10)[0]
     assert float(pixels.min()) == 1.0
-    found = load_pictures(tmp_path, 10, flip=True)
-    assert {bool(torch.equal(found[0][0], pixels)) for _ in range(20)} == {True}  # it is its own mirror image
+
+
+@pytest.mark.parametrize("n_colours", [1, 3])
+def test_half_of_the_images_are_mirrored_from_left_to_right(tmp_path, n_colours):
+    images = numpy.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), numpy.uint8)
+    numpy.savez(tmp_path / "a.npz", images=images)
+    plain = load_pictures(tmp_path / "a.npz", 8, n_colours)
+    pixels, _ = plain[1]
+    mirrored = torch.stack([pixels[..., 7 - column] for column in range(8)], -1)
+    for flipping in (load_pictures(tmp_path / "a.npz", 8, n_colours, flip=True), plain.fitted(8, n_colours, flip=True)):
+        found = [flipping[1][0] for _ in range(100)]
+        n_plain = sum(torch.equal(one, pixels) for one in found)
+        n_mirrored = sum(torch.equal(one, mirrored) for one in found)
+        assert n_plain + n_mirrored == 100 and 30 < n_mirrored < 70
+    assert all(torch.equal(plain[1][0], pixels) for _ in range(20))  # none where it is not asked for
 
 
 @pytest.mark.parametrize("shape", [(4, 8, 8), (4, 8, 8, 1), (4, 8, 8, 3), (4, 3, 8, 8), (4, 1, 8, 8)])

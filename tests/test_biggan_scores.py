@@ -1,12 +1,16 @@
 """Latents, scores and grids of BigGAN."""
 
 import math
+import re
 
 import numpy
 import pytest
 import torch
-from scipy.linalg import sqrtm
 from torch import nn
+
+pytest.importorskip("scipy")
+
+from scipy.linalg import sqrtm
 
 from smyrf.biggan.config import Config
 from smyrf.biggan.features import FeatureNetwork, look
@@ -183,3 +187,13 @@ def test_grids_hold_every_image(tmp_path):
         [("dense", images), ("Smyrf 64×32\n50%", images)], tmp_path / "figure", "the same latents"
     )
     assert all(path.stat().st_size > 1000 for path in written)
+
+
+def test_the_papers_figure_labels_its_rows_in_their_order(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    images = torch.zeros(3, 3, 8, 8)
+    rows = [("dense", images), ("Smyrf 64×32\n50%", images), ("Tangent 12.5%", images)]
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text, not as the outlines of its letters
+        _, svg = save_comparison(rows, tmp_path / "figure", "the same latents")
+    found = re.findall(r"<text[^>]*>([^<]+)</text>", svg.read_text(encoding="utf-8"))
+    assert found == ["dense", "Smyrf 64×32", "50%", "Tangent 12.5%", "the same latents"]

@@ -24,7 +24,7 @@ from smyrf.biggan.checkpoints import CheckpointError
 from smyrf.biggan.config import Config
 from smyrf.biggan.networks import attention_blocks
 from smyrf.biggan.order import step_seed
-from smyrf.biggan.pictures import load_pictures
+from smyrf.biggan.pictures import Pictures, load_pictures
 from smyrf.biggan.recipe import PRESETS, Recipe
 from smyrf.biggan.train import DivergedError, Run
 from smyrf.cli import app
@@ -127,6 +127,46 @@ def stop(losses):
     raise StopIteration
 
 
+def test_the_average_is_a_copy_until_its_first_step(pictures, tmp_path):
+    run = Run(replace(recipe(4, ema=0.75), ema_start=3), pictures, tmp_path)
+    trained, averaged = [], []
+
+    def look(losses):
+        for found, network in ((trained, run.generator), (averaged, run.average.network)):
+            found.append(torch.cat([weight.detach().flatten() for weight in network.parameters()]))
+
+    run.train(grid_every=100, done=look)
+    assert [torch.equal(*both) for both in zip(trained, averaged, strict=True)] == [True, True, False, False]
+    for step in (2, 3):
+        torch.testing.assert_close(averaged[step], 0.75 * averaged[step - 1] + 0.25 * trained[step])
+
+
+class _Recording(Pictures):
+    """Keeps which images were asked for."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.taken = []
+
+    def __getitem__(self, index):
+        self.taken.append(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_discriminator_takes_its_steps_on_images_of_their_own(pictures, tmp_path, accumulate):
+    watched = _Recording(len(pictures), pictures._read, pictures.class_names, 32, 1)
+    run = Run(recipe(3, n_critic=2, accumulate=accumulate), watched, tmp_path)
+    steps = []
+    for name, wrapped in run.optimizers.items():
+        wrapped.optimizer.register_step_post_hook(lambda *_, name=name: steps.append(name))
+    run.train(done=lambda losses: None)
+    assert steps == ["discriminator", "discriminator", "generator"] * 3
+    assert len(watched.taken) == 3 * 2 * 4  # batches of 4
+    for start in (0, 10):  # every image once before any comes again
+        assert sorted(watched.taken[start : start + 10]) == list(range(10))
+
+
 def test_a_run_goes_on_with_its_own_images_and_steps_alone(pictures, tmp_path):
     Run(recipe(4), pictures, tmp_path).train(done=lambda losses: None)
     with pytest.raises(ValueError, match="n_steps=2 is fewer than the 4"):
@@ -214,6 +254,12 @@ def command(place, output, *more):
     words = ["biggan", "train", str(place), "--resolution", "32", "--channels", "2", "--colours", "1", "--latent", "8"]
     words += ["--method", "smyrf:2x32", "--batch", "4", "--output", str(output), "--threads", "1", "--log-every", "4"]
     return [*words, "--save-every", "4", "--grid-every", "100", "--ema-start", "3", *more]
+
+
+def test_grids_are_written_at_the_steps_asked_for_and_at_the_last(npz, tmp_path):
+    done = CliRunner().invoke(app, command(npz, tmp_path, "--steps", "5", "--grid-every", "2"))
+    assert done.exit_code == 0, done.output
+    assert sorted(path.stem for path in tmp_path.glob("*/grids/*.png")) == ["0000002", "0000004", "0000005"]
 
 
 def environment():

@@ -5,6 +5,9 @@ from dataclasses import replace
 import numpy
 import pytest
 import torch
+
+pytest.importorskip("PIL")
+
 from PIL import Image
 from typer.testing import CliRunner
 

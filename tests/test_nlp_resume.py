@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
+psutil = pytest.importorskip("psutil")
 pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

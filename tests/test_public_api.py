@@ -17,7 +17,7 @@ from smyrf.kernels import BACKENDS
 NAMES = [module.name for module in pkgutil.walk_packages(smyrf.__path__, "smyrf.")]
 if "native" not in BACKENDS:  # where the package was installed without a compiler
     NAMES.remove("smyrf.kernels.native")
-MODULES = [smyrf] + [importlib.import_module(name) for name in NAMES if name != "smyrf._native"]
+MODULES = ["smyrf", *(name for name in NAMES if name != "smyrf._native")]
 PUBLIC = {f"smyrf.{name}": getattr(smyrf, name) for name in smyrf.__all__ if not inspect.ismodule(getattr(smyrf, name))}
 PUBLIC |= {f"smyrf.nn.{name}": getattr(smyrf.nn, name) for name in smyrf.nn.__all__}
 
@@ -29,8 +29,14 @@ def test_every_public_name_has_an_example(name):
     assert tests[0].examples, f"{name} has no example"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
-def test_every_module_says_what_it_is(module):
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_says_what_it_is(name):
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name.split(".")[0] == "smyrf":
+            raise
+        pytest.skip(f"{name} needs {error.name}")
     assert module.__doc__
 
 
@@ -43,9 +49,11 @@ def test_importing_smyrf_imports_nothing_optional():
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_the_readmes_example_runs():
-    for code in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL):
-        exec(compile(code, str(README), "exec"), {})
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
+def test_the_readmes_examples_run(code):
+    if "transformers import" in code:
+        pytest.importorskip("transformers")
+    exec(compile(code, str(README), "exec"), {})
 
 
 def test_the_readmes_links_lead_somewhere():
