@@ -5,7 +5,7 @@
 
 Each run is a command of its own, printed before it is started; what is finished is skipped, what was interrupted goes
 on. With --part i/n every n-th training is done, so that n processes share the work. Of each, OUTPUT has the trained
-average.safetensors, the last grid of images and the scores.
+average.safetensors, the last grid of images and the scores; real.json has the distance of real images.
 """
 
 from __future__ import annotations
@@ -18,9 +18,15 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean
 
+import torch
+
 from smyrf.atomic import write_json
 from smyrf.biggan import load_generator
+from smyrf.biggan.features import FeatureNetwork, look
+from smyrf.biggan.pictures import load_pictures
 from smyrf.biggan.sample import compare
+from smyrf.biggan.score import real_moments
+from smyrf.biggan.statistics import frechet_distance, moments
 from smyrf.methods import parse_method
 
 SEEDS = ("0", "1")
@@ -72,7 +78,7 @@ def train(data: Path, output: Path, name: str, seed: str) -> None:
                 continue
             run(*command, "--steps", steps)  # goes on where the last ended, to the same weights as in one go
             if is_watched:
-                look(folder, steps)
+                watch(folder, steps)
         (last,) = folder.glob(f"*/checkpoint-{N_STEPS}")
         shutil.copy(last / "state.json", folder / "state.json")
         shutil.copy(max((last.parent / "grids").iterdir()), folder / "grid.png")
@@ -91,7 +97,7 @@ def train(data: Path, output: Path, name: str, seed: str) -> None:
         write_json(folder / "distances.json", distances(weights))
 
 
-def look(folder: Path, steps: str) -> None:
+def watch(folder: Path, steps: str) -> None:
     """Sparsity of a generator's attention, and errors of the methods that others are trained with."""
     (weights,) = folder.glob(f"*/checkpoint-{steps}/generator.safetensors")
     options = ("--methods", ",".join(list(TRAINED.values())[1:]), "--number", "20", "--singular", "0", "--threads", "1")
@@ -107,6 +113,14 @@ def distances(weights: Path) -> list[float]:
     return [sqrt(fmean(rows[number].distance ** 2 for rows in draws)) for number in range(len(methods))]
 
 
+def real_distance(data: Path) -> float:
+    """Fréchet distance to the test images of as many training images as are drawn: what a generator could reach."""
+    network = FeatureNetwork(data / "classifier.pt")
+    train, test = (load_pictures(data / f"{split}.npz", 32, 1) for split in ("train", "test"))
+    batches = (torch.stack([train[index][0] for index in some]) for some in torch.arange(int(N_IMAGES)).split(100))
+    return frechet_distance(moments(look(network, batches).features), real_moments(network, test))
+
+
 def main() -> None:
     arguments, part = sys.argv[1:], (0, 1)
     if "--part" in arguments:
@@ -118,6 +132,7 @@ def main() -> None:
     data, output = map(Path, arguments)
     for name, seed in [(name, seed) for seed in SEEDS for name in TRAINED][part[0] :: part[1]]:
         train(data, output, name, seed)
+    write_json(output / "real.json", {"frechet_distance": real_distance(data), "images": int(N_IMAGES)})
 
 
 if __name__ == "__main__":

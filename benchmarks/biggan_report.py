@@ -3,8 +3,9 @@
     python benchmarks/biggan_report.py OUTPUT RESULTS
 
 Of each run in OUTPUT its scores, losses and last grid are copied to RESULTS, without weights; report.md has the tables,
-trained.png images of all generators side by side, swap.png what another attention does to the dense generators,
-swapped.png images of one of them, course.png errors of attention while a dense generator is trained.
+trained.png images of all generators side by side, losses.png how the discriminators told their images from real ones,
+swap.png what another attention does to the dense generators, swapped.png images of one of them, course.png errors of
+attention while a dense generator is trained.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 from biggan import SEEDS, SWAPPED, TRAINED, WATCHED
 
 from smyrf.atomic import write_json, write_text
+from smyrf.biggan import load_generator
+from smyrf.biggan.networks import attention_blocks
 from smyrf.figures import LOOKS, save_figure
 from smyrf.methods import method_from_dict, method_label, parse_method
 
@@ -31,8 +34,9 @@ def load(output: Path) -> dict[str, dict[str, dict[str, Any]]]:
         for seed in SEEDS:
             folder = output / f"{name}-seed{seed}"
             if (folder / "score.json").exists():
-                files = sorted(folder.glob("*.json"))
-                found.setdefault(name, {})[seed] = {path.stem: json.loads(path.read_text()) for path in files}
+                files = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+                (block,) = attention_blocks(load_generator(folder / "average.safetensors"))
+                found.setdefault(name, {})[seed] = {**files, "gamma": block.gamma.item()}
     return found
 
 
@@ -44,14 +48,15 @@ def figures(values: Iterable[float], form: str = ".1f") -> str:
 
 
 def trained_table(runs: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    lines = ["| trained and drawn with | memory | Fréchet distance (seeds) | last losses G, D | real, fake score |"]
-    lines.append("|---|---:|---:|---:|---:|")
+    lines = ["| trained and drawn with | memory | Fréchet distance (seeds) | γ | last losses G, D | real, fake score |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
     for name, seeds in runs.items():
         method = parse_method(TRAINED[name])
         scores = [one["score"]["scores"][0] for one in seeds.values()]
         losses = [one["state"]["losses"][-1] for one in seeds.values()]
         cells = [method_label(method), f"{100 * method.memory_share(256, 1024):.3g}%"]
         cells.append(figures(one["frechet_distance"] for one in scores))
+        cells.append(", ".join(f"{one['gamma']:.2f}" for one in seeds.values()))
         for pair in (("generator", "discriminator"), ("real", "fake")):
             cells.append(", ".join(f"{mean(one[which] for one in losses):.2f}" for which in pair))
         lines.append(f"| {' | '.join(cells)} |")
@@ -120,6 +125,27 @@ def plot_course(rows: list[tuple[int, dict[str, Any]]], path: Path) -> list[Path
     return save_figure(figure, path)
 
 
+def plot_losses(runs: dict[str, dict[str, dict[str, Any]]], path: Path) -> list[Path]:
+    """Scores of real and of generated images: a discriminator that has won keeps them far apart."""
+    import matplotlib.pyplot as plt
+
+    size = 2.6 * len(runs), 2.8
+    figure, axes = plt.subplots(1, len(runs), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    for one, (name, seeds) in zip(axes[0], runs.items(), strict=True):
+        for number, files in enumerate(seeds.values()):
+            losses = files["state"]["losses"]
+            for which, colour in (("real", "#1f2937"), ("fake", "#c2410c")):
+                values = [row[which] for row in losses]
+                label = f"{which} images" if number == 0 else None
+                one.plot([row["step"] for row in losses], values, color=colour, lw=1, ls="-:"[number % 2], label=label)
+        one.set_title(method_label(parse_method(TRAINED[name])), size=9)
+        one.set(xlabel="steps")
+        one.grid(alpha=0.3)
+    axes[0, 0].set(ylabel="mean score")
+    axes[0, 0].legend(fontsize=8)
+    return save_figure(figure, path)
+
+
 def plot_swap(rows: list[dict[str, Any]], path: Path) -> list[Path]:
     import matplotlib.pyplot as plt
 
@@ -167,8 +193,14 @@ def main() -> None:
     for name, seeds in runs.items():
         for seed, files in seeds.items():
             write_json(results / f"{name}-seed{seed}.json", files)
-    lines = ["# Small BigGANs on Fashion-MNIST", "", *trained_table(runs), "", *swap_table(rows), ""]
+    lines = ["# Small BigGANs on Fashion-MNIST", "", *trained_table(runs), ""]
+    if (output / "real.json").exists():
+        real = json.loads((output / "real.json").read_text())
+        write_json(results / "real.json", real)
+        lines += [f"{real['images']:,} training images: Fréchet distance {real['frechet_distance']:.2f}.", ""]
+    lines += [*swap_table(rows), ""]
     written = [*plot_swap(rows, results / "swap"), *plot_trained(output, runs, results / "trained")]
+    written += plot_losses(runs, results / "losses")
     course = course_rows(runs)
     if course:
         lines += [*course_table(course), ""]
