@@ -5,8 +5,34 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name in the same folder, to write to; at the end it becomes `path`, unless there was an error.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with replacing(Path(folder) / "a.bin") as temporary:
+        ...         _ = temporary.write_bytes(b"12")
+        ...     (Path(folder) / "a.bin").read_bytes(), len(list(Path(folder).iterdir()))
+        (b'12', 1)
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.chmod(name, 0o644)  # a temporary file is its owner's alone
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -19,12 +45,8 @@ def write_text(path: Path, text: str) -> None:
         ...     print((Path(folder) / "new" / "a.md").read_text(encoding="utf-8"))
         some × text
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    name, folder = path.name, path.parent
-    with tempfile.NamedTemporaryFile("wb", dir=folder, prefix=name, suffix=".tmp", delete=False) as temporary:
-        temporary.write(text.encode())
-    os.chmod(temporary.name, 0o644)  # a temporary file is its owner's alone
-    os.replace(temporary.name, path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode())
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from smyrf.atomic import replacing
+
 # One look for a family of methods in all figures: the paper's in grey, ours in warm colours.
 LOOKS: dict[str, dict[str, Any]] = {
     "Smyrf": {"color": "#1f2937", "linestyle": "-"},
@@ -19,9 +21,9 @@ def save_figure(figure: Any, path: Path) -> list[Path]:
     """Writes a matplotlib figure as `path`.png and `path`.svg, closes it, and says what it wrote."""
     import matplotlib.pyplot as plt
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
     for file in written:
-        figure.savefig(file, dpi=160)
+        with replacing(file) as temporary:
+            figure.savefig(temporary, dpi=160, format=file.suffix[1:])
     plt.close(figure)
     return written

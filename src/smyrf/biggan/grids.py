@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from smyrf.atomic import replacing
 
 # Between images, and the least size of one: small ones are enlarged, pixel by pixel.
 _GAP, _LEAST = 2, 64
@@ -49,10 +50,8 @@ def save_image(pixels: Tensor, path: Path) -> None:
     """Writes bytes ``(3, height, width)`` as PNG, under a temporary name first."""
     from PIL import Image
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(temporary, format="PNG")
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(temporary, format="PNG")
 
 
 def save_comparison(rows: Sequence[tuple[str, Tensor]], path: Path, title: str) -> list[Path]:
