@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         """The same images in another shape, without reading them again."""
         return Pictures(self._n, self._read, self.class_names, resolution, n_colours, flip=flip)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of their number, their classes and a few of them: other images have another."""
         found = hashlib.sha256(repr((self._n, self.class_names, self.resolution, self.n_colours)).encode())
@@ -81,14 +82,17 @@ def load_pictures(source: Path, resolution: int, n_colours: int = 3, *, flip: bo
     Raises:
         PictureError: says what is wrong, and with which file.
     """
-    if source.suffix == ".npz":
-        n, read, names = _from_npz(source)
-    elif any((source / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
-        n, read, names = _from_datasets(source)
-    elif source.is_dir():
-        n, read, names = _from_folder(source)
-    else:
-        raise PictureError(f"{source} is neither a folder nor an .npz file")
+    try:
+        if source.suffix == ".npz":
+            n, read, names = _from_npz(source)
+        elif any((source / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
+            n, read, names = _from_datasets(source)
+        elif source.is_dir():
+            n, read, names = _from_folder(source)
+        else:
+            raise PictureError(f"{source} is neither a folder nor an .npz file")
+    except OSError as error:  # no such name is possible, or no such folder may be read
+        raise PictureError(f"{source} cannot be read: {error.strerror or error}") from error
     return Pictures(n, read, names, resolution, n_colours, flip=flip)
 
 
@@ -110,7 +114,7 @@ def _from_folder(folder: Path) -> _Source:
         try:
             with Image.open(files[index]) as image:
                 return _plain(image), numbers[index]
-        except (Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
+        except Exception as error:  # damaged images make every kind of error
             raise PictureError(f"{files[index]} is not an image that can be read: {error}") from error
 
     return len(files), read, names
@@ -136,7 +140,7 @@ def _from_npz(path: Path) -> _Source:
             f"{path}: images are {images.dtype} {images.shape}, they must be bytes (n, H, W) or with 3 colours"
         )
     labels = arrays.get("labels", numpy.zeros(len(images), numpy.int64))
-    if labels.shape != (len(images),) or not numpy.issubdtype(labels.dtype, numpy.integer) or labels.min(initial=0) < 0:
+    if labels.shape != (len(images),) or not numpy.issubdtype(labels.dtype, numpy.integer):
         raise PictureError(
             f"{path}: labels are {labels.dtype} {labels.shape}, they must be class numbers ({len(images)},)"
         )
@@ -186,10 +190,13 @@ def _from_datasets(folder: Path) -> _Source:
         names = tuple(known) if known else tuple(str(one) for one in range(max(labels) + 1))
 
     def read(index: int) -> tuple[Any, int]:
-        row = rows[index]
-        if not isinstance(row["image"], Image.Image):
-            raise PictureError(f"{folder}: image {index} is {type(row['image']).__name__}, not an image")
-        return _plain(row["image"]), row["label"] if has_labels else 0
+        try:
+            row = rows[index]
+            if not isinstance(row["image"], Image.Image):
+                raise TypeError(f"it is {type(row['image']).__name__}")
+            return _plain(row["image"]), row["label"] if has_labels else 0
+        except Exception as error:  # damaged images make every kind of error
+            raise PictureError(f"{folder}: image {index} is not an image that can be read: {error}") from error
 
     return len(rows), read, names
 

@@ -39,7 +39,7 @@ _WEIGHTS, _IMAGES, _STEP, _GRID, _STANDING = range(5)
 
 
 class DivergedError(ValueError):
-    """Losses that are not finite: nothing that comes after them means anything."""
+    """Losses or weights that are not finite: nothing that comes after them means anything."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Run:
             done: is called after each step, with the losses where they are logged.
 
         Raises:
-            DivergedError: losses are not finite any more; the last checkpoint is older than that.
+            DivergedError: losses or weights are not finite any more; the last checkpoint is older than that.
             PictureError: an image cannot be read.
         """
         recipe = self.recipe
@@ -159,8 +159,10 @@ class Run:
                     if self.schedule is not None:
                         board.add_methods({name: one.method for name, one in self.schedule.layers.items()}, self.step)
             is_shown, is_saved = (is_last or self.step % every == 0 for every in (grid_every, save_every))
-            if (is_shown or is_saved) and self.accelerator.is_main_process:
-                self._settle()
+            if is_shown or is_saved:
+                if self.accelerator.is_main_process:
+                    self._settle()
+                self._check_weights()
             # The grid comes first: a run that is killed between the two makes it again.
             if is_shown and self.accelerator.is_main_process:
                 self.save_grid(board)
@@ -248,6 +250,13 @@ class Run:
         some = [None] * N_STANDING if classes is None else torch.split(classes.to(device), self.n_part)
         collect_statistics(network, zip(torch.split(z, self.n_part), some, strict=True))
 
+    def _check_weights(self) -> None:
+        """Raises unless all weights are finite: a step can spoil them whose own losses were finite."""
+        for name, network in self._networks().items():
+            for key, value in network.state_dict().items():
+                if not torch.isfinite(value).all():
+                    raise DivergedError(f"{key} of the {name} is not finite at step {self.step}; the run has diverged")
+
     def save_grid(self, board: Board | None = None) -> None:
         """Writes images of the averaged generator, the same latents each time."""
         seed = step_seed(self.recipe.seed, _GRID)
@@ -293,6 +302,9 @@ class Run:
 
     def _resume(self) -> None:
         """Goes on from the last checkpoint, if there is one."""
+        if self.accelerator.is_main_process:
+            for half in self.folder.glob("checkpoint-*.tmp"):  # of a run that was killed while it saved
+                shutil.rmtree(half)
         found = _checkpoints(self.folder)
         if not found:
             return
@@ -301,6 +313,8 @@ class Run:
             state = json.loads((last / "state.json").read_text())
             before, images = Recipe.from_dict(state["recipe"]), str(state["images"])
             self.step = int(state["step"])
+            if self.step < 1:
+                raise ValueError(f"step={self.step} must be positive")
             self.losses = [Losses(**one) for one in state["losses"]]
             self._sums = [float(total) for total in state["sums"]]
         if before.name != self.recipe.name:
@@ -310,11 +324,14 @@ class Run:
         if self.step > self.recipe.n_steps:
             raise ValueError(f"n_steps={self.recipe.n_steps} is fewer than the {self.step} that {self.folder} has")
         for name, network in self._networks().items():
-            fill(network, read_state(last / f"{name}.safetensors"), last / f"{name}.safetensors")
+            file = last / f"{name}.safetensors"
+            with _named(file):
+                fill(network, read_state(file), file)
         with _named(last / "optimizers.pt"):
             optimizers = torch.load(last / "optimizers.pt", map_location="cpu", weights_only=True)
             for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(optimizers[name])
+                _check_moments(optimizer)
         if self.schedule is not None:
             with _named(last / "state.json"):
                 self.schedule.load_state_dict(state["schedule"])
@@ -328,9 +345,16 @@ def _named(file: Path) -> Iterator[None]:
         yield
     except Exception as error:  # damaged files make every kind of error
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(
-            f"{file} cannot be read: {first}; remove {file.parent.name} to go on from the checkpoint before"
-        ) from error
+        what = first if isinstance(error, CheckpointError) else f"{file} cannot be read: {first}"
+        raise CheckpointError(f"{what}; remove {file.parent.name} to go on from the checkpoint before") from error
+
+
+def _check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Raises unless what an optimizer keeps of each weight has that weight's shape."""
+    for weight, kept in optimizer.state.items():
+        for name, value in kept.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape != weight.shape:
+                raise ValueError(f"{name} has the shape {tuple(value.shape)}, its weight {tuple(weight.shape)}")
 
 
 def _checkpoints(folder: Path) -> list[Path]:
