@@ -7,6 +7,7 @@ checked one by one, and the first that does not fit is named.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,11 +15,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from smyrf.atomic import replacing
 from smyrf.biggan.config import BOTTOM, DISCRIMINATOR, GENERATOR, Config
 from smyrf.biggan.networks import Discriminator, Generator
 from smyrf.methods import Dense, Method
 
-Network = TypeVar("Network", bound=nn.Module)
+Network = TypeVar("Network", Generator, Discriminator)
 # Counts that PyTorch's own normalisation saves along, and that nothing here reads.
 _IGNORED = ("num_batches_tracked",)
 
@@ -39,22 +41,28 @@ def load_generator(path: Path, method: Method | None = None, config: Config | No
     Raises:
         CheckpointError: names the file and the first key that does not fit.
     """
-    state = read_state(path)
-    try:
-        config = config or read_config(path) or generator_config(state, path)
-        with torch.device("meta"):
-            network = Generator(replace(config, method=Dense() if method is None else method))
-    except (TypeError, ValueError) as error:
-        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{path}: {error}") from error
-    return fill(network, state, path).eval()
+    return _load(Generator, generator_config, path, method, config)
 
 
 def load_discriminator(path: Path, method: Method | None = None, config: Config | None = None) -> Discriminator:
     """A discriminator in evaluation mode with the weights of a file; arguments as for `load_generator`."""
+    return _load(Discriminator, discriminator_config, path, method, config)
+
+
+def _load(
+    kind: type[Network],
+    infer: Callable[[dict[str, Tensor], Path], Config],
+    path: Path,
+    method: Method | None,
+    config: Config | None,
+) -> Network:
     state = read_state(path)
-    config = config or read_config(path) or discriminator_config(state, path)
-    with torch.device("meta"):
-        network = Discriminator(replace(config, method=Dense() if method is None else method))
+    try:
+        config = config or read_config(path) or infer(state, path)
+        with torch.device("meta"):
+            network = kind(replace(config, method=Dense() if method is None else method))
+    except (TypeError, ValueError) as error:
+        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{path}: {error}") from error
     return fill(network, state, path).eval()
 
 
@@ -94,7 +102,7 @@ def read_config(path: Path) -> Config | None:
         text = (file.metadata() or {}).get("config")
     try:
         return None if text is None else Config.from_dict(json.loads(text))
-    except (TypeError, ValueError) as error:
+    except (RecursionError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: its config: {error}") from error
 
 
@@ -105,12 +113,7 @@ def generator_config(state: dict[str, Tensor], path: Path) -> Config:
         CheckpointError: they are not those of a generator with classes and a shared embedding.
     """
     axes = {"shared.weight": 2, "linear.weight": 2, "output_layer.2.weight": 4, "blocks.0.0.bn1.gain.weight": 2}
-    for key, n_axes in axes.items():
-        if key not in state:
-            other = "; it is a discriminator" if "embed.weight" in state else ""
-            raise CheckpointError(f"{path}: {key} is missing{other}")
-        if state[key].dim() != n_axes:
-            raise CheckpointError(f"{path}: {key} has the shape {tuple(state[key].shape)}, it must have {n_axes} axes")
+    _check_axes(Generator, state, path, axes)
     n_blocks = _count_blocks(state)
     resolution = _resolution(path, GENERATOR, n_blocks + 1)
     n_colours, width = state["output_layer.2.weight"].shape[:2]
@@ -140,18 +143,18 @@ def discriminator_config(state: dict[str, Tensor], path: Path) -> Config:
     Raises:
         CheckpointError: they are not those of a discriminator.
     """
-    for key in ("linear.weight", "blocks.0.0.conv1.weight"):
-        if key not in state:
-            raise CheckpointError(f"{path}: {key} is missing")
-    if "shared.weight" in state or "output_layer.2.weight" in state:
-        raise CheckpointError(f"{path}: output_layer.2.weight is not of a discriminator; it is a generator")
+    of_classes = {"embed.weight": 2} if "embed.weight" in state else {}
+    _check_axes(Discriminator, state, path, {"linear.weight": 2, "blocks.0.0.conv1.weight": 4, **of_classes})
+    for key in ("shared.weight", "output_layer.2.weight"):
+        if key in state:
+            raise CheckpointError(f"{path}: {key} is not of a discriminator{_other(Discriminator, state)}")
     n_blocks = _count_blocks(state)
     resolution = _resolution(path, DISCRIMINATOR, n_blocks)
     width, n_colours = state["blocks.0.0.conv1.weight"].shape[:2]
     return Config(
         resolution=resolution,
         channels=width // DISCRIMINATOR[resolution][0],
-        n_classes=state["embed.weight"].shape[0] if "embed.weight" in state else 1,
+        n_classes=state["embed.weight"].shape[0] if of_classes else 1,
         attention=tuple(resolution >> (number + 1) for number in _with_attention(state)),
         n_colours=n_colours,
     )
@@ -161,11 +164,26 @@ def save_network(network: Generator | Discriminator, path: Path) -> None:
     """Writes the weights and the config of a network as safetensors, under a temporary name first."""
     from safetensors.torch import save_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
     state = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
-    save_file(state, temporary, {"config": json.dumps(network.config.to_dict())})
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        save_file(state, temporary, {"config": json.dumps(network.config.to_dict())})
+
+
+def _check_axes(kind: type[nn.Module], state: dict[str, Tensor], path: Path, axes: Mapping[str, int]) -> None:
+    """Raises unless keys are there with so many axes."""
+    for key, n_axes in axes.items():
+        if key not in state:
+            raise CheckpointError(f"{path}: {key} is missing{_other(kind, state)}")
+        if state[key].dim() != n_axes:
+            raise CheckpointError(f"{path}: {key} has the shape {tuple(state[key].shape)}, it must have {n_axes} axes")
+
+
+def _other(kind: type[nn.Module], state: dict[str, Tensor]) -> str:
+    """Says so where weights are those of the other network: generators normalise, discriminators do not."""
+    if "blocks.0.0.conv1.weight" not in state:
+        return ""
+    found = Generator if any(key.startswith("blocks.0.0.bn1.") for key in state) else Discriminator
+    return "" if found is kind else f"; it is a {found.__name__.lower()}"
 
 
 def _count_blocks(state: dict[str, Tensor]) -> int:
@@ -193,22 +211,26 @@ def fill(network: Network, state: dict[str, Tensor], path: Path) -> Network:
     Raises:
         CheckpointError: names the file and the first key that does not fit.
     """
-    expected = network.state_dict()
+    expected, ready = network.state_dict(), dict[str, Tensor]()
+    other = _other(type(network), state)
     for key, value in expected.items():
         if key not in state:
-            raise CheckpointError(f"{path}: {key} is missing")
+            raise CheckpointError(f"{path}: {key} is missing{other}")
         if state[key].shape != value.shape:
-            raise CheckpointError(
-                f"{path}: {key} has the shape {tuple(state[key].shape)}, it must be {tuple(value.shape)}"
-            )
-        if not state[key].is_floating_point():
-            raise CheckpointError(f"{path}: {key} is {state[key].dtype}, it must be floating-point")
-        if not torch.isfinite(state[key]).all():
+            shapes = f"{tuple(state[key].shape)}, it must be {tuple(value.shape)}"
+            raise CheckpointError(f"{path}: {key} has the shape {shapes}{other}")
+        if not state[key].is_floating_point() or state[key].is_meta:
+            what = "without numbers" if state[key].is_meta else str(state[key].dtype)
+            raise CheckpointError(f"{path}: {key} is {what}, it must be floating-point")
+        # A copy: inside a mapped file tensors are not aligned, and sums are rounded otherwise. Converted before it is
+        # checked: what a wider type holds may be too large.
+        ready[key] = state[key].to(torch.float32, copy=True)
+        if not torch.isfinite(ready[key]).all():
             raise CheckpointError(f"{path}: {key} holds numbers that are not finite")
     for key in state:
         if key not in expected and not key.endswith(_IGNORED):
             raise CheckpointError(f"{path}: {key} is unknown to a {type(network).__name__.lower()} of this shape")
     # A network that has no weights yet takes these; one that has keeps its own tensors, which an optimizer may know.
     empty = next(network.parameters()).is_meta
-    network.load_state_dict({key: state[key].float() for key in expected}, assign=empty)
+    network.load_state_dict(ready, assign=empty)
     return network

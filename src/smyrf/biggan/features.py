@@ -15,6 +15,10 @@ import torch
 from torch import Tensor
 
 
+class FeatureError(ValueError):
+    """What is wrong with a network that looks at images, with its file."""
+
+
 class Seen(NamedTuple):
     """What a network has seen in images.
 
@@ -34,7 +38,7 @@ class FeatureNetwork:
         path: of the file.
 
     Raises:
-        ValueError: it cannot be loaded.
+        FeatureError: it cannot be loaded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,10 +46,10 @@ class FeatureNetwork:
             loaded: Any = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
         except (RuntimeError, ValueError, OSError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"{path} cannot be loaded as TorchScript: {first}") from error
+            raise FeatureError(f"{path} cannot be loaded as TorchScript: {first}") from error
         self.path, self._network = path, loaded.eval()
         if not hasattr(loaded, "forward"):
-            raise ValueError(f"{path} is TorchScript without a function forward")
+            raise FeatureError(f"{path} is TorchScript without a function forward")
         names = [argument.name for argument in self._network.forward.schema.arguments]
         self._is_inception = "return_features" in names
         # Published inception scores leave the last layer's bias out.
@@ -55,36 +59,40 @@ class FeatureNetwork:
         """Looks at two empty images, before there is anything to lose.
 
         Raises:
-            ValueError: says what is wrong with the network.
+            FeatureError: says what is wrong with the network.
         """
-        try:
-            self(torch.zeros(2, n_colours, resolution, resolution))
-        except ValueError:
-            raise
-        except Exception as error:  # whatever a network of somebody's does
-            first = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            size = f"{n_colours} colours and {resolution} pixels"
-            raise ValueError(f"{self.path} cannot look at images of {size}: {first}") from error
+        self(torch.zeros(2, n_colours, resolution, resolution))
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Seen:
-        """Features of images ``(n, colours, R, R)`` between −1 and 1."""
-        if self._is_inception:
-            pixels = ((images + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
-            pixels = pixels.expand(-1, 3, -1, -1)  # grey ones too
-            features = self._network(pixels, return_features=True)
-            return Seen(*self._checked((features, self._network(pixels, **self._options)), len(images), softmax=False))
-        found = self._network(images)
-        return Seen(*self._checked((found,) if isinstance(found, Tensor) else found, len(images), softmax=True))
+        """Features of images ``(n, colours, R, R)`` between −1 and 1.
 
-    def _checked(self, found: Any, n_images: int, *, softmax: bool) -> tuple[Tensor, Tensor | None]:
-        """Features and probabilities, if they are what they should be."""
+        Raises:
+            FeatureError: says what is wrong with the network.
+        """
+        try:
+            found = self._see(images)
+        except Exception as error:  # whatever a network of somebody's does
+            first = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            size = f"{images.shape[1]} colours and {images.shape[2]} pixels"
+            raise FeatureError(f"{self.path} cannot look at {len(images)} images of {size}: {first}") from error
         is_right = isinstance(found, tuple | list) and 1 <= len(found) <= 2
-        if not is_right or not all(isinstance(x, Tensor) and x.dim() == 2 and len(x) == n_images for x in found):
-            raise ValueError(f"{self.path} must give features (images, width), or features and logits")
+        if not is_right or not all(isinstance(x, Tensor) and x.dim() == 2 and len(x) == len(images) for x in found):
+            raise FeatureError(f"{self.path} must give features (images, width), or features and logits")
+        if not all(torch.isfinite(x).all() for x in found):
+            raise FeatureError(f"{self.path} sees features that are not finite")
         if len(found) == 1:
-            return found[0], None
-        return found[0], found[1].softmax(1) if softmax else found[1]
+            return Seen(found[0], None)
+        return Seen(found[0], found[1] if self._is_inception else found[1].softmax(1))
+
+    def _see(self, images: Tensor) -> Any:
+        """What the network gives: features and, perhaps, logits; those of Inception are probabilities already."""
+        if not self._is_inception:
+            found = self._network(images)
+            return (found,) if isinstance(found, Tensor) else found
+        pixels = ((images + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        pixels = pixels.expand(-1, 3, -1, -1)  # grey ones too
+        return self._network(pixels, return_features=True), self._network(pixels, **self._options)
 
 
 def look(network: FeatureNetwork, batches: Iterator[Tensor]) -> Seen:

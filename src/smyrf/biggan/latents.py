@@ -55,7 +55,11 @@ def draw_classes(n_images: int, generator: Generator, classes: list[int] | None,
 
 @torch.no_grad()
 def generate(generator: Generator, z: Tensor, classes: Tensor | None, batch: int = 8) -> Tensor:
-    """Images of latents ``(B, colours, R, R)`` between −1 and 1, on the CPU, a batch at a time, in evaluation mode."""
+    """Images of latents ``(B, colours, R, R)`` between −1 and 1, on the CPU, a batch at a time, in evaluation mode.
+
+    Raises:
+        ValueError: images are not finite.
+    """
     training = generator.training
     generator.eval()
     device = next(generator.parameters()).device
@@ -65,6 +69,8 @@ def generate(generator: Generator, z: Tensor, classes: Tensor | None, batch: int
             part = slice(start, start + batch)
             some = None if classes is None else classes[part].to(device)
             found.append(generator(z[part].to(device), some).cpu())
+            if not torch.isfinite(found[-1]).all():
+                raise ValueError("the generator's weights give images that are not finite")
         return torch.cat(found)
     finally:
         generator.train(training)

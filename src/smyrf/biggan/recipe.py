@@ -127,6 +127,9 @@ def change(recipe: Recipe | None, n_classes: int, of_config: Mapping[str, Any], 
             resolution or at 64 pixels.
         of_config, of_run: settings of the networks and of the training; None leaves what it is.
 
+    Raises:
+        ValueError: says what does not fit.
+
     Example:
         >>> change(None, 10, {"resolution": 32}, {"n_steps": 5}).config.attention
         (16,)
@@ -138,4 +141,6 @@ def change(recipe: Recipe | None, n_classes: int, of_config: Mapping[str, Any], 
         config = Config(**{"n_classes": n_classes, "hierarchical": several, "n_shared": 128 * several, **given})
         recipe = Recipe(config=config)
     config = replace(recipe.config, **given)
+    if config.n_classes == 1 and given.get("n_shared"):
+        raise ValueError(f"n_shared={config.n_shared} is for classes, and these images have one alone")
     return replace(recipe, config=config, **{name: value for name, value in of_run.items() if value is not None})

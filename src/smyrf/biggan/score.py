@@ -20,6 +20,8 @@ from smyrf.biggan.sample import memory_share
 from smyrf.biggan.statistics import Moments, frechet_distance, inception_score, moments
 from smyrf.methods import Dense, Method, Smyrf, method_to_dict
 
+# Images in a part of which an inception score is taken: that of a single one is 1, whatever it shows.
+N_LEAST = 10
 # Of its table: inception score, its deviation, FID; attention at 64×64 pixels.
 PAPER: dict[Method, tuple[float, float, float]] = {
     Dense(): (93.79, 1.96, 11.30),
@@ -43,7 +45,7 @@ class Score:
         share: key visits of a query, relative to dense attention.
         frechet: distance to real images, or None without any.
         to_dense: Fréchet distance to the same generator's images with dense attention; None where it was not scored.
-        inception: score and its deviation, or None if the network tells no classes.
+        inception: score and its deviation, or None if the network tells no classes or images are few.
         paper: its figures for this method, if this generator has attention where the paper's has.
     """
 
@@ -136,13 +138,13 @@ def _scores(
             seen = look(network, batches())
             own = moments(seen.features)
             dense = own if isinstance(method, Dense) else dense
-            n_parts = min(10, n_images)
+            n_parts = min(10, n_images // N_LEAST)
             yield Score(
                 method,
                 share,
                 n_images,
                 None if real is None else frechet_distance(own, real),
                 None if dense is None else frechet_distance(own, dense),
-                None if seen.probabilities is None else inception_score(seen.probabilities, n_parts),
+                inception_score(seen.probabilities, n_parts) if seen.probabilities is not None and n_parts else None,
                 PAPER.get(method) if is_papers else None,
             )

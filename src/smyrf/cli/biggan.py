@@ -12,6 +12,7 @@ from rich.markup import escape
 from smyrf.cli.refusals import (
     need,
     need_at_least,
+    need_figure,
     need_outputs,
     need_seed,
     need_weights,
@@ -72,9 +73,7 @@ def sample(
     need_outputs(json, None)
     if len(chosen) > 1:
         need("matplotlib", "plots")
-    if not output.name:
-        refuse(f"--output {output} must have a name, behind which .png is put")
-    need_writable("output", output.with_name(output.name + ".png"))
+    need_figure(output, *([".png", ".svg"] if len(chosen) > 1 else [".png"]))
     need_weights(checkpoint)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -140,9 +139,9 @@ def score(
 
     from smyrf.atomic import write_json
     from smyrf.bench.results import command_line, machine
-    from smyrf.biggan.checkpoints import load_generator
-    from smyrf.biggan.features import FeatureNetwork
-    from smyrf.biggan.pictures import load_pictures
+    from smyrf.biggan.checkpoints import CheckpointError, load_generator
+    from smyrf.biggan.features import FeatureError, FeatureNetwork
+    from smyrf.biggan.pictures import PictureError, load_pictures
     from smyrf.biggan.score import PAPER, real_moments
     from smyrf.biggan.score import score as score_methods
     from smyrf.biggan.table import score_table
@@ -150,8 +149,10 @@ def score(
     need_at_least(2, number=number)
     need_at_least(1, batch=batch, threads=threads)
     need_seed(seed)
-    if preset is not None and (preset != "table1" or methods is not None):
-        refuse(f"--preset {preset} must be table1, without --methods")
+    if preset not in (None, "table1"):
+        refuse(f"--preset {preset} must be table1")
+    if preset is not None and methods is not None:
+        refuse(f"--preset {preset} and --methods {methods} must not be given together")
     chosen = tuple(PAPER) if preset else read_methods(methods or "dense")
     need_outputs(json, None)
     need_weights(checkpoint)
@@ -172,6 +173,8 @@ def score(
         network.check(generator.config.n_colours, generator.config.resolution)
         if real is not None:
             pictures = load_pictures(real, generator.config.resolution, generator.config.n_colours)
+            if len(pictures) < 2:
+                refuse(f"--real {real} has one image alone, there must be two or more")
             moments = real_moments(network, pictures, batch, lambda some: bar(some, "real images"))
         found = score_methods(
             generator, chosen, network, number, real=moments, truncation=truncation, seed=seed, batch=batch, track=bar
@@ -181,13 +184,16 @@ def score(
             if json is not None:
                 about = {"command": command_line(), "machine": machine(), "config": generator.config.to_dict()}
                 write_json(json, {**about, "scores": [each.to_dict() for each in scores]})
-    except ValueError as error:
+    except (CheckpointError, FeatureError, PictureError) as error:  # which name their files
         refuse(str(error))
+    except ValueError as error:
+        refuse(f"{checkpoint}: {error}")
     console.print(score_table(scores, f"{checkpoint.name}, seed {seed}"))
 
 
 @app.command()
 def train(
+    context: typer.Context,
     data: Annotated[
         Path,
         typer.Argument(
@@ -231,6 +237,7 @@ def train(
 ) -> None:
     """Train BigGAN with any attention; the same command again goes on where it was interrupted."""
     import torch
+    from filelock import FileLock, Timeout
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -288,7 +295,13 @@ def train(
             torch.set_num_threads(threads)
         folder = output / recipe.name
         need_writable("output", folder / "state.json")
+        if is_first_process():
+            lock = FileLock(folder / "run.lock")  # the system lets it go with the process, however that ends
+            lock.acquire(timeout=0)
+            context.call_on_close(lock.release)
         run = Run(recipe, pictures, folder)
+    except Timeout:
+        refuse(f"--output {output}: another process is training in {folder}")
     except (TypeError, ValueError) as error:
         refuse(str(error))
     console = Console(quiet=not is_first_process())
@@ -311,4 +324,7 @@ def train(
         except ValueError as error:
             bar.stop()
             refuse(str(error))
+        except OSError as error:
+            bar.stop()
+            refuse(f"{error.filename or folder} cannot be written: {error.strerror or error}")
     console.print(f"written: {escape(str(folder))}", highlight=False, soft_wrap=True)

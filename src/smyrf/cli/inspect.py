@@ -14,6 +14,7 @@ from smyrf.cli.refusals import (
     naming,
     need,
     need_at_least,
+    need_figure,
     need_model,
     need_seed,
     need_weights,
@@ -286,9 +287,7 @@ def clusters(
     need_at_least(0, layer=layer, head=head)
     need_seed(seed)
     need("matplotlib", "plots")
-    if not output.name:
-        refuse(f"--output {output} must have a name, behind which .png is put")
-    need_writable("output", output.with_name(output.name + ".png"))
+    need_figure(output, ".png", ".svg")
     chosen, wanted = () if methods is None else read_methods(methods), read_classes(classes)
     try:
         check_clustering(chosen)

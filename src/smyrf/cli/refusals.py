@@ -66,15 +66,23 @@ def need_seed(seed: int) -> None:
 
 def need_writable(option: str, path: Path) -> None:
     """Refuses a place where a file cannot be written, before anything is measured for it."""
-    if path.is_dir() or not path.name:
-        refuse(f"--{option} {path} is a folder, not a file")
-    if path.exists() and not path.is_file():
-        refuse(f"--{option} {path} is not a file that can be replaced")
     try:
+        if path.is_dir() or not path.name:
+            refuse(f"--{option} {path} is a folder, not a file")
+        if path.exists() and not path.is_file():
+            refuse(f"--{option} {path} is not a file that can be replaced")
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         refuse(f"--{option} {path} cannot be written: {error.strerror or error}")
+
+
+def need_figure(output: Path, *suffixes: str) -> None:
+    """Refuses a name behind which files of a figure cannot be written."""
+    if not output.name:
+        refuse(f"--output {output} must have a name, behind which {suffixes[0]} is put")
+    for suffix in suffixes:
+        need_writable("output", output.with_name(output.name + suffix))
 
 
 def need_outputs(json: Path | None, plot: Path | None) -> None:
