@@ -20,7 +20,7 @@ from smyrf.biggan.config import BOTTOM, DISCRIMINATOR, GENERATOR, Config
 from smyrf.biggan.networks import Discriminator, Generator
 from smyrf.methods import Dense, Method
 
-Network = TypeVar("Network", Generator, Discriminator)
+Network = TypeVar("Network", bound=Generator | Discriminator)
 # Counts that PyTorch's own normalisation saves along, and that nothing here reads.
 _IGNORED = ("num_batches_tracked",)
 
@@ -63,7 +63,8 @@ def _load(
             network = kind(replace(config, method=Dense() if method is None else method))
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, CheckpointError) else CheckpointError(f"{path}: {error}") from error
-    return fill(network, state, path).eval()
+    fill(network, state, path).eval()
+    return network
 
 
 def read_state(path: Path) -> dict[str, Tensor]:

@@ -88,10 +88,10 @@ class Run:
             raise ValueError(f"batch_size={recipe.batch_size} must be a multiple of {parts} parts and processes")
         self.n_part = recipe.batch_size // recipe.accumulate // n_processes
         torch.manual_seed(step_seed(recipe.seed, _WEIGHTS))
-        # Channels last is the order in which convolutions are fastest: a step takes a fifth less on a CPU.
-        order = torch.channels_last
-        self.generator = Generator(config).to(memory_format=order)
-        self.discriminator = Discriminator(config).to(memory_format=order)
+        self.generator, self.discriminator = Generator(config), Discriminator(config)
+        for network in (self.generator, self.discriminator):
+            # The order in which convolutions are fastest: a step takes a fifth less on a CPU.
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.average = Average(self.generator, recipe.ema)
         self.order = Order(len(pictures), step_seed(recipe.seed, _IMAGES))
         betas = recipe.beta1, recipe.beta2
