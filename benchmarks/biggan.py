@@ -61,7 +61,7 @@ def run(*words: str | Path) -> None:
 
 
 def train(data: Path, output: Path, name: str, seed: str) -> None:
-    """A generator, trained and scored with its own attention; the dense one with all others as well."""
+    """A generator, trained and scored with its own attention; the dense one with all others, the others with dense."""
     method, folder = TRAINED[name], output / f"{name}-seed{seed}"
     weights = folder / "average.safetensors"
     if not weights.exists():
@@ -85,8 +85,9 @@ def train(data: Path, output: Path, name: str, seed: str) -> None:
         shutil.copy(last / "average.safetensors", folder / "average.part")
         (folder / "average.part").replace(weights)
     score = ("biggan", "score", weights, "--features", data / "classifier.pt", "--number", N_IMAGES, "--batch", "50")
-    for file, methods in (("score", method), ("swap", ",".join(SWAPPED) if name == "dense" else "")):
-        if methods and not (folder / f"{file}.json").exists():
+    other = {"swap": ",".join(SWAPPED)} if name == "dense" else {"dense": "dense"}
+    for file, methods in {"score": method, **other}.items():
+        if not (folder / f"{file}.json").exists():
             # Scores are kept one by one: only a file that has all of them gets the name that is looked for.
             part = folder / f"{file}.part"
             run(*score, "--methods", methods, "--real", data / "test.npz", "--threads", "1", "--json", part)

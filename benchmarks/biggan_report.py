@@ -48,14 +48,16 @@ def figures(values: Iterable[float], form: str = ".1f") -> str:
 
 
 def trained_table(runs: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    lines = ["| trained and drawn with | memory | Fréchet distance (seeds) | γ | last losses G, D | real, fake score |"]
-    lines.append("|---|---:|---:|---:|---:|---:|")
+    names = "memory", "Fréchet distance (seeds)", "drawn with dense", "γ", "last losses G, D", "real, fake score"
+    lines = [f"| trained and drawn with | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
     for name, seeds in runs.items():
         method = parse_method(TRAINED[name])
         scores = [one["score"]["scores"][0] for one in seeds.values()]
         losses = [one["state"]["losses"][-1] for one in seeds.values()]
         cells = [method_label(method), f"{100 * method.memory_share(256, 1024):.3g}%"]
         cells.append(figures(one["frechet_distance"] for one in scores))
+        dense = [one["dense"]["scores"][0]["frechet_distance"] for one in seeds.values() if "dense" in one]
+        cells.append(figures(dense) if dense else "")
         cells.append(", ".join(f"{one['gamma']:.2f}" for one in seeds.values()))
         for pair in (("generator", "discriminator"), ("real", "fake")):
             cells.append(", ".join(f"{mean(one[which] for one in losses):.2f}" for which in pair))
