@@ -90,7 +90,9 @@ def swap_table(rows: list[dict[str, Any]]) -> list[str]:
     lines.append("|---|---:|---:|---:|---:|")
     for row in rows:
         cells = [method_label(method_from_dict(row["method"])), f"{100 * row['memory']:.3g}%"]
-        cells += [figures(row["frechet"]), *(figures(row[what], ".2g") for what in ("to_dense", "distance"))]
+        of_dense = row["method"]["kind"] == "dense"
+        cells.append(figures(row["frechet"]))
+        cells += ["–" if of_dense else figures(row[what], ".2g") for what in ("to_dense", "distance")]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -115,7 +117,7 @@ def course_table(rows: list[tuple[int, dict[str, Any]]]) -> list[str]:
 def plot_course(rows: list[tuple[int, dict[str, Any]]], path: Path) -> list[Path]:
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+    figure, axis = plt.subplots(figsize=(7.6, 3.6), layout="constrained")
     for number, first in enumerate(rows[0][1]["outcomes"]):
         look = LOOKS[first["method"]["kind"].capitalize()] | {"linestyle": "-" if first["share"] > 0.1 else "--"}
         errors = [head["outcomes"][number]["error"] for _, head in rows]
@@ -123,7 +125,7 @@ def plot_course(rows: list[tuple[int, dict[str, Any]]], path: Path) -> list[Path
     axis.set(xscale="log", yscale="log", xlabel="steps of a dense training", ylabel="‖output − dense‖ / ‖dense‖")
     axis.set_title("Error of attention in a generator that is being trained", loc="left", size=10)
     axis.grid(alpha=0.3)
-    axis.legend()
+    axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return save_figure(figure, path)
 
 
