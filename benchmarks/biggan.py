@@ -96,6 +96,10 @@ def train(data: Path, output: Path, name: str, seed: str) -> None:
         # The figure's ten images have one draw of hashes: distances are of several.
         run("biggan", "sample", weights, "--methods", ",".join(SHOWN), "--number", "10", "--output", folder / "images")
         write_json(folder / "distances.json", distances(weights))
+    if name == "dense" and not (folder / "clusters.png").exists():
+        # The paper's figure: two clusters and 128.
+        methods = "smyrf:1x512,smyrf:1x8,tangent:0.125"
+        run("inspect", "clusters", weights, "--methods", methods, "--number", "6", "--output", folder / "clusters")
 
 
 def watch(folder: Path, steps: str) -> None:

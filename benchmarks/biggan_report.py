@@ -4,8 +4,8 @@
 
 Of each run in OUTPUT its scores, losses and last grid are copied to RESULTS, without weights; report.md has the tables,
 trained.png images of all generators side by side, losses.png how the discriminators told their images from real ones,
-swap.png what another attention does to the dense generators, swapped.png images of one of them, course.png errors of
-attention while a dense generator is trained.
+swap.png what another attention does to the dense generators, swapped.png images of one of them and clusters.png the
+clusters of their pixels, course.png errors of attention while a dense generator is trained.
 """
 
 from __future__ import annotations
@@ -210,9 +210,10 @@ def main() -> None:
         lines += [*course_table(course), ""]
         written += plot_course(course, results / "course")
     write_text(results / "report.md", "\n".join(lines))
-    first = output / f"dense-seed{SEEDS[0]}" / "images.png"
-    if first.exists():
-        written.append(Path(shutil.copy(first, results / "swapped.png")))
+    for name, copied in (("images.png", "swapped.png"), ("clusters.png", "clusters.png")):
+        first = output / f"dense-seed{SEEDS[0]}" / name
+        if first.exists():
+            written.append(Path(shutil.copy(first, results / copied)))
     for path in written:
         print(f"written: {path}")
 
