@@ -2,6 +2,7 @@
 
 import copy
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -241,6 +242,21 @@ def test_tensorboard_shows_losses_budgets_and_grids(npz, tmp_path):
     assert len(rounds) == 2 and found.Scalars(rounds[0])[-1].value > 2
 
 
+def test_tensorboard_shows_no_step_of_a_killed_run_twice(npz, tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    words = command(npz, tmp_path, "--steps", "4", "--tensorboard", "--log-every", "1", "--save-every", "2")
+    assert CliRunner().invoke(app, words).exit_code == 0
+    (run,) = tmp_path.iterdir()
+    shutil.rmtree(run / "checkpoint-4")  # as if the run had been killed before it was written
+    (file,) = (run / "tensorboard").iterdir()
+    file.rename(file.with_name("events.out.tfevents.0"))  # files are read in the order of their names
+    assert CliRunner().invoke(app, words).exit_code == 0
+    found = events.EventAccumulator(str(run / "tensorboard"), {"scalars": 0, "images": 0})
+    found.Reload()
+    assert [one.step for one in found.Scalars("loss/generator")] == [1, 2, 3, 4]
+    assert [one.step for one in found.Images("images")] == [4]
+
+
 def test_recipes_survive_json_and_presets_are_the_papers():
     assert Recipe.from_dict(recipe().to_dict()) == recipe()
     faces = PRESETS["celeba-128/smyrf-4x2048"]
@@ -296,22 +312,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(npz, tmp_pat
         assert "step 24: losses" in done.stdout
     (name, killed), (other, whole) = trained(tmp_path / "killed"), trained(tmp_path / "whole")
     assert name == other == "checkpoint-24" and same(killed, whole)
-    assert len(list(run.glob("checkpoint-*"))) <= 3  # two, and what the kill has left
-
-
-def test_two_processes_train_together(npz, tmp_path):
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "smyrf.cli"]
-    done = subprocess.run(
-        [*words, *command(npz, tmp_path, "--steps", "4", "--max-error", "0.01", "--adapt-every", "2")],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("step 4: losses") == 1
-    name, networks = trained(tmp_path)
-    assert name == "checkpoint-4"
-    assert all(torch.isfinite(value).all() for part in networks.values() for value in part.values())
+    assert len(list(run.glob("checkpoint-*"))) == 2
 
 
 def test_accumulated_parts_see_the_same_images(pictures, tmp_path):
