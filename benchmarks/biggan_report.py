@@ -137,7 +137,8 @@ def plot_losses(runs: dict[str, dict[str, dict[str, Any]]], path: Path) -> list[
     figure, axes = plt.subplots(1, len(runs), figsize=size, layout="constrained", sharey=True, squeeze=False)
     for one, (name, seeds) in zip(axes[0], runs.items(), strict=True):
         for number, files in enumerate(seeds.values()):
-            losses = files["state"]["losses"]
+            # The watched training has a row of its very first step, which no other has.
+            losses = [row for row in files["state"]["losses"] if row["step"] > 1]
             for which, colour in (("real", "#1f2937"), ("fake", "#c2410c")):
                 values = [row[which] for row in losses]
                 label = f"{which} images" if number == 0 else None

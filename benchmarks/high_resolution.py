@@ -1,11 +1,13 @@
 """Time and memory of a training step of BigGAN with attention at full resolution, by attention.
 
     python benchmarks/high_resolution.py --threads 2 --json …
+    python benchmarks/high_resolution.py --alone --threads 2 --json …
 
 The paper's faces: 96 channels, one class, attention behind the generator's last block: at 128×128 pixels 16,384 queries
 on 4,096 keys, at 256×256 four times as many of both. One image in a batch: what an image adds is what is compared.
 Each case runs in a process of its own: both networks, both optimizers, their first three steps; memory is what all of
-that needs at its peak, time that of the better of the last two. Results are kept after every case.
+that needs at its peak, time that of the better of the last two. With --alone it is the attention block alone, forward
+and backward: what a step spends on it is small beside convolutions. Results are kept after every case.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from rich.table import Table
 from smyrf.bench.fresh import peak_bytes
 from smyrf.bench.results import write
 from smyrf.bench.table import duration
+from smyrf.biggan.blocks import AttentionBlock
 from smyrf.biggan.pictures import load_pictures
 from smyrf.biggan.recipe import PRESETS
 from smyrf.biggan.train import Losses, Run
@@ -90,9 +93,30 @@ def measure(resolution: int, name: str, channels: int, threads: int) -> dict[str
     }
 
 
-def ask(resolution: int, name: str, channels: int, threads: int) -> dict[str, Any]:
-    """`measure`, in a process of its own; what ends for want of memory has no figures."""
-    request = json.dumps([resolution, name, channels, threads])
+def measure_alone(resolution: int, name: str, channels: int, threads: int) -> dict[str, Any]:
+    """Seconds and bytes of an attention block on an image of random numbers, forward and backward."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    method = parse_method(name)
+    block = AttentionBlock(channels, method)
+    x = torch.randn(1, channels, resolution, resolution, requires_grad=True)
+    times = [time.perf_counter()]
+
+    def attend() -> None:
+        for _ in range(N_STEPS):
+            block(x).sum().backward()
+            times.append(time.perf_counter())
+
+    n_bytes = peak_bytes(attend)
+    seconds = min(after - before for before, after in itertools.pairwise(times[1:]))
+    share = method.memory_share(resolution**2 // 4, resolution**2)
+    found = {"resolution": resolution, "attention": name, "method": method_to_dict(method), "memory_share": share}
+    return {**found, "seconds": seconds, "bytes": n_bytes}
+
+
+def ask(resolution: int, name: str, channels: int, threads: int, alone: bool) -> dict[str, Any]:
+    """A measurement in a process of its own; what ends for want of memory has no figures."""
+    request = json.dumps([resolution, name, channels, threads, alone])
     answer = subprocess.run([sys.executable, __file__, "--case", request], capture_output=True, text=True, check=False)
     if answer.returncode == KILLED or REFUSED in answer.stderr:
         return {"resolution": resolution, "attention": name, "seconds": None, "bytes": None}
@@ -102,11 +126,12 @@ def ask(resolution: int, name: str, channels: int, threads: int) -> dict[str, An
     return json.loads(answer.stdout)
 
 
-def table(rows: list[dict[str, Any]], channels: int) -> Table:
-    found = Table(title=f"a training step on one image, {channels} channels", title_justify="left")
-    for name in ("pixels", "attention", "step", "of it attention", "memory"):
+def table(rows: list[dict[str, Any]], channels: int, alone: bool) -> Table:
+    what = "the attention block, forward and backward," if alone else "a training step"
+    found = Table(title=f"{what} on one image, {channels} channels", title_justify="left")
+    for name in ("pixels", "attention", "time", "× dense", "memory"):
         found.add_column(name, justify="left" if name == "attention" else "right", no_wrap=True)
-    rest = {row["resolution"]: row["seconds"] for row in rows if row["attention"] == NONE}
+    dense = {row["resolution"]: row["seconds"] for row in rows if row["attention"] == "dense"}
     previous = None
     for row in rows:
         if previous not in (None, row["resolution"]):
@@ -115,11 +140,10 @@ def table(rows: list[dict[str, Any]], channels: int) -> Table:
         if seconds is None:
             found.add_row(str(row["resolution"]), row["attention"], "out of memory", "", "")
             continue
-        alone = rest.get(row["resolution"])
-        own = "" if row["attention"] == NONE or alone is None else duration(max(0.0, seconds - alone))
-        found.add_row(
-            str(row["resolution"]), row["attention"], duration(seconds), own, f"{row['bytes'] / 2**30:.2f} GiB"
-        )
+        whole = dense.get(row["resolution"])
+        ratio = "" if whole is None else f"{seconds / whole:.2f}"
+        memory = f"{row['bytes'] / 2**20:,.0f} MiB" if alone else f"{row['bytes'] / 2**30:.2f} GiB"
+        found.add_row(str(row["resolution"]), row["attention"], duration(seconds), ratio, memory)
     return found
 
 
@@ -127,21 +151,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--channels", type=int, default=96, help="fewer for a quick look")
     parser.add_argument("--resolutions", type=int, nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--alone", action="store_true", help="the attention block alone")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.case is not None:
-        print(json.dumps(measure(*json.loads(given.case))))
+        *case, alone = json.loads(given.case)
+        print(json.dumps((measure_alone if alone else measure)(*case)))
         return
     console, rows = Console(), []
     cases = [(resolution, name) for resolution in given.resolutions for name in CASES[resolution]]
-    for resolution, name in track(cases, "training steps", console=console):
-        rows.append(ask(resolution, name, given.channels, given.threads))
+    cases = [case for case in cases if not (given.alone and case[1] == NONE)]
+    for resolution, name in track(cases, "attention blocks" if given.alone else "training steps", console=console):
+        rows.append(ask(resolution, name, given.channels, given.threads, given.alone))
         if given.json is not None:
-            config = {"channels": given.channels, "batch": 1, "steps": N_STEPS}
+            config = {"channels": given.channels, "batch": 1, "steps": N_STEPS, "alone": given.alone}
             write(given.json, shlex.join(["python", *sys.argv]), given.threads, config, rows)
-    console.print(table(rows, given.channels))
+    console.print(table(rows, given.channels, given.alone))
 
 
 if __name__ == "__main__":
