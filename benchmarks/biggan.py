@@ -137,7 +137,8 @@ def main() -> None:
     data, output = map(Path, arguments)
     for name, seed in [(name, seed) for seed in SEEDS for name in TRAINED][part[0] :: part[1]]:
         train(data, output, name, seed)
-    write_json(output / "real.json", {"frechet_distance": real_distance(data), "images": int(N_IMAGES)})
+    if not (output / "real.json").exists():
+        write_json(output / "real.json", {"frechet_distance": real_distance(data), "images": int(N_IMAGES)})
 
 
 if __name__ == "__main__":

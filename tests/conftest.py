@@ -2,6 +2,7 @@ import importlib.util
 import os
 import sys
 
+import numpy
 import pytest
 import torch
 from hypothesis import settings
@@ -58,6 +59,15 @@ def data(tmp_path_factory):
     for name in TASKS:
         tiny.write_task(folder, name)
     return folder
+
+
+@pytest.fixture(scope="module")
+def npz(tmp_path_factory):
+    """Images for BigGAN: ten of three classes, none its own mirror image."""
+    chance = numpy.random.default_rng(0)
+    path = tmp_path_factory.mktemp("pictures") / "a.npz"
+    numpy.savez(path, images=chance.integers(0, 256, (10, 32, 32), numpy.uint8), labels=chance.permutation(10) % 3)
+    return path
 
 
 @pytest.fixture

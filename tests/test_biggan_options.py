@@ -50,15 +50,6 @@ def features(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def npz(tmp_path_factory):
-    """Ten images of three classes, none its own mirror image."""
-    chance = numpy.random.default_rng(0)
-    path = tmp_path_factory.mktemp("pictures") / "a.npz"
-    numpy.savez(path, images=chance.integers(0, 256, (10, 32, 32), numpy.uint8), labels=chance.permutation(10) % 3)
-    return path
-
-
 def run(*words):
     done = CliRunner().invoke(app, ["biggan", *map(str, words)])
     assert done.exit_code == 0, done.output

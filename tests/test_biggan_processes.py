@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy
 import pytest
 import torch
 
@@ -51,14 +50,6 @@ def watched_train(run, **options):
 Pictures.__getitem__, Run.train = watched_take, watched_train
 main()
 """
-
-
-@pytest.fixture
-def npz(tmp_path):
-    chance = numpy.random.default_rng(0)
-    path = tmp_path / "a.npz"
-    numpy.savez(path, images=chance.integers(0, 256, (10, 32, 32), numpy.uint8), labels=chance.permutation(10) % 3)
-    return path
 
 
 def test_two_processes_train_the_same_networks_on_images_of_their_own(npz, tmp_path):

@@ -32,14 +32,6 @@ from smyrf.cli import app
 
 
 @pytest.fixture(scope="module")
-def npz(tmp_path_factory):
-    chance = numpy.random.default_rng(0)
-    path = tmp_path_factory.mktemp("pictures") / "a.npz"
-    numpy.savez(path, images=chance.integers(0, 256, (10, 32, 32), numpy.uint8), labels=chance.permutation(10) % 3)
-    return path
-
-
-@pytest.fixture(scope="module")
 def pictures(npz):
     return load_pictures(npz, 32, 1, flip=True)
 
