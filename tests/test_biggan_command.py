@@ -70,6 +70,7 @@ def test_the_same_latents_in_every_row_and_the_generator_as_it_was():
     methods = parse_methods("smyrf:1x1024,smyrf:4x64,tangent:1.0")
     rows = compare(network, methods, 2, seed=3)
     assert rows[0].distance < 1e-5 > rows[2].distance  # one cluster, and all keys: exact
+    assert [row.label for row in rows[:2]] == ["Smyrf 1×1024\n100% memory", "Smyrf 4×64\n25% memory"]
     assert rows[1].distance > 0.0
     again = compare(network, methods[1:2], 2, seed=3)
     assert torch.equal(again[0].images, rows[1].images)

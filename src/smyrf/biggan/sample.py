@@ -36,7 +36,7 @@ class Row:
         """Method and memory, in two lines."""
         return (
             method_label(self.method)
-            if self.share == 1.0
+            if isinstance(self.method, Dense)
             else f"{method_label(self.method)}\n{100 * self.share:.3g}% memory"
         )
 
