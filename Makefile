@@ -32,7 +32,7 @@ docs: $(VENV)/.docs  ## the site, in site/; a warning is an error
 	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 coverage: $(VENV)/.test  ## which architectures replace_attention covers: docs/coverage.md
-	$(BIN)/python -m docs.coverage
+	$(BIN)/python -m tests.zoo
 
 bench: $(VENV)/.demo  ## the paper's two profiling experiments; takes about half an hour
 	$(BIN)/smyrf bench --preset batch1 --json benchmarks/results/batch1.json --plot benchmarks/results/batch1

@@ -20,13 +20,13 @@ from statistics import fmean
 
 import torch
 
-from smyrf.atomic import write_json
-from smyrf.biggan import load_generator
-from smyrf.biggan.features import FeatureNetwork, look
-from smyrf.biggan.pictures import load_pictures
-from smyrf.biggan.sample import compare
-from smyrf.biggan.score import real_moments
-from smyrf.biggan.statistics import frechet_distance, moments
+from smyrf.atomic_write import write_json
+from smyrf.experiments.biggan import load_generator
+from smyrf.experiments.biggan.features import FeatureNetwork, look
+from smyrf.experiments.biggan.pictures import load_pictures
+from smyrf.experiments.biggan.sample import compare
+from smyrf.experiments.biggan.score import real_moments
+from smyrf.experiments.biggan.statistics import frechet_distance, moments
 from smyrf.methods import parse_method
 
 SEEDS = ("0", "1")
@@ -57,7 +57,7 @@ def run(*words: str | Path) -> None:
     """A command of ours, printed and run."""
     command = [str(word) for word in words]
     print("smyrf", shlex.join(command), flush=True)
-    subprocess.run([sys.executable, "-m", "smyrf.cli", *command], check=True)
+    subprocess.run([sys.executable, "-m", "smyrf", *command], check=True)
 
 
 def train(data: Path, output: Path, name: str, seed: str) -> None:

@@ -20,11 +20,11 @@ from typing import Any
 
 from biggan import SEEDS, SWAPPED, TRAINED, WATCHED
 
-from smyrf.atomic import write_json, write_text
-from smyrf.biggan import load_generator
-from smyrf.biggan.networks import attention_blocks
-from smyrf.figures import LOOKS, save_figure
-from smyrf.methods import method_from_dict, method_label, parse_method
+from smyrf.atomic_write import write_json, write_text
+from smyrf.experiments.biggan import load_generator
+from smyrf.experiments.biggan.networks import attention_blocks
+from smyrf.methods import method_from_dict, parse_method
+from smyrf.tools.plotting import LOOKS, save_figure
 
 
 def load(output: Path) -> dict[str, dict[str, dict[str, Any]]]:
@@ -54,7 +54,7 @@ def trained_table(runs: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
         method = parse_method(TRAINED[name])
         scores = [one["score"]["scores"][0] for one in seeds.values()]
         losses = [one["state"]["losses"][-1] for one in seeds.values()]
-        cells = [method_label(method), f"{100 * method.memory_share(256, 1024):.3g}%"]
+        cells = [method.label, f"{100 * method.memory_share(256, 1024):.3g}%"]
         cells.append(figures(one["frechet_distance"] for one in scores))
         dense = [one["dense"]["scores"][0]["frechet_distance"] for one in seeds.values() if "dense" in one]
         cells.append(figures(dense) if dense else "")
@@ -89,7 +89,7 @@ def swap_table(rows: list[dict[str, Any]]) -> list[str]:
     ]
     lines.append("|---|---:|---:|---:|---:|")
     for row in rows:
-        cells = [method_label(method_from_dict(row["method"])), f"{100 * row['memory']:.3g}%"]
+        cells = [method_from_dict(row["method"]).label, f"{100 * row['memory']:.3g}%"]
         of_dense = row["method"]["kind"] == "dense"
         cells.append(figures(row["frechet"]))
         cells += ["–" if of_dense else figures(row[what], ".2g") for what in ("to_dense", "distance")]
@@ -143,7 +143,7 @@ def plot_losses(runs: dict[str, dict[str, dict[str, Any]]], path: Path) -> list[
                 values = [row[which] for row in losses]
                 label = f"{which} images" if number == 0 else None
                 one.plot([row["step"] for row in losses], values, color=colour, lw=1, ls="-:"[number % 2], label=label)
-        one.set_title(method_label(parse_method(TRAINED[name])), size=9)
+        one.set_title(parse_method(TRAINED[name]).label, size=9)
         one.set(xlabel="steps")
         one.grid(alpha=0.3)
     axes[0, 0].set(ylabel="mean score")
@@ -181,9 +181,7 @@ def plot_trained(output: Path, runs: dict[str, dict[str, dict[str, Any]]], path:
             if seed in seeds:
                 one.imshow(plt.imread(output / f"{name}-seed{seed}" / "grid.png"), cmap="gray")
                 distance = seeds[seed]["score"]["scores"][0]["frechet_distance"]
-                one.set_title(
-                    f"{method_label(parse_method(TRAINED[name]))}, seed {seed}\nFréchet {distance:.1f}", size=9
-                )
+                one.set_title(f"{parse_method(TRAINED[name]).label}, seed {seed}\nFréchet {distance:.1f}", size=9)
     return save_figure(figure, path)
 
 

@@ -27,13 +27,13 @@ from rich.table import Table
 from scipy import stats
 
 import smyrf
-from smyrf.bench.cases import Problem
-from smyrf.bench.contenders import SDPA, contender
-from smyrf.bench.results import write
-from smyrf.bench.table import duration
-from smyrf.bench.timing import once, seconds
-from smyrf.figures import LOOKS, save_figure
-from smyrf.methods import Smyrf, Tangent, method_to_dict
+from smyrf.methods import Smyrf, Tangent
+from smyrf.tools.bench.cases import Problem
+from smyrf.tools.bench.contenders import SDPA, contender
+from smyrf.tools.bench.results import write
+from smyrf.tools.bench.table import duration
+from smyrf.tools.bench.timing import once, seconds
+from smyrf.tools.plotting import LOOKS, save_figure
 
 METHODS: dict[str, Smyrf | Tangent | None] = {"Smyrf(4, 64)": Smyrf(4, 64), "Tangent(256)": Tangent(256), SDPA: None}
 LENGTHS = [4096, 8192, 16384, 32768, 65536]
@@ -74,7 +74,7 @@ def rows(found: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
     return [
         {
             "attention": name,
-            "method": None if METHODS[name] is None else method_to_dict(METHODS[name]),
+            "method": None if METHODS[name] is None else METHODS[name].to_dict(),
             "lengths": list(found[name]),
             "seconds": list(found[name].values()),
             "fit": None if one is None else one._asdict(),

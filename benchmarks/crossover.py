@@ -26,12 +26,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import smyrf
-from smyrf.bench.cases import DTYPES, Problem
-from smyrf.bench.gemm import flops
-from smyrf.bench.results import write
-from smyrf.bench.table import duration
-from smyrf.causal import causal_is_exact
-from smyrf.tuning.crossover import best_seconds
+from smyrf.methods import is_one_block
+from smyrf.tools.bench.cases import DTYPES, Problem
+from smyrf.tools.bench.results import write
+from smyrf.tools.bench.roofline import flops
+from smyrf.tools.bench.table import duration
+from smyrf.tuning.timing import best_seconds
 
 LENGTHS = tuple(2**i for i in range(4, 15))
 WIDTHS = (8, 32, 64, 128, 256)
@@ -74,7 +74,7 @@ class Case:
     @property
     def is_exact(self) -> bool:
         """Whether it is dense attention, which runs on these kernels only where one is asked for, masked or dropped."""
-        short = self.is_causal and causal_is_exact(self.length, self.length)
+        short = self.is_causal and is_one_block(self.length, self.length)
         return short or self.method.is_exact(self.length, self.length)
 
     @property

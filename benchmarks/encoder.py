@@ -24,9 +24,9 @@ from rich.table import Table
 from transformers import AttentionInterface, BertConfig, BertModel
 
 import smyrf
-from smyrf.bench.results import write
-from smyrf.bench.table import duration
-from smyrf.methods import Method, method_to_dict
+from smyrf.methods import Method
+from smyrf.tools.bench.results import write
+from smyrf.tools.bench.table import duration
 
 SDPA = "sdpa"
 VALUES = "no attention"
@@ -82,7 +82,7 @@ def rows(length: int, n_layers: int, best: dict[str, float]) -> list[dict[str, A
             "length": length,
             "layers": n_layers,
             "attention": name,
-            "method": method_to_dict(METHODS[name]) if name in METHODS else None,
+            "method": METHODS[name].to_dict() if name in METHODS else None,
             "seconds": found,
             "speedup_over_sdpa": best[SDPA] / found,
             "share_of_attention": 1.0 - best[VALUES] / found if VALUES in best else None,

@@ -69,7 +69,7 @@ def main() -> None:
     data, output, *what = arguments
     for command in commands(data, output, what or ["imdb", "glue"])[part[0] :: part[1]]:
         print("smyrf finetune", shlex.join(command), flush=True)
-        subprocess.run([sys.executable, "-m", "smyrf.cli", "finetune", *command], check=True)
+        subprocess.run([sys.executable, "-m", "smyrf", "finetune", *command], check=True)
 
 
 if __name__ == "__main__":

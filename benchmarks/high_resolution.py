@@ -32,14 +32,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from smyrf.bench.fresh import peak_bytes
-from smyrf.bench.results import write
-from smyrf.bench.table import duration
-from smyrf.biggan.blocks import AttentionBlock
-from smyrf.biggan.pictures import load_pictures
-from smyrf.biggan.recipe import PRESETS
-from smyrf.biggan.train import Losses, Run
-from smyrf.methods import method_to_dict, parse_method
+from smyrf.experiments.biggan.blocks import AttentionBlock
+from smyrf.experiments.biggan.pictures import load_pictures
+from smyrf.experiments.biggan.recipe import PRESETS
+from smyrf.experiments.biggan.train import Losses, Run
+from smyrf.methods import parse_method
+from smyrf.tools.bench.results import write
+from smyrf.tools.bench.subprocess_memory import peak_bytes
+from smyrf.tools.bench.table import duration
 
 NONE = "none"
 CASES = {
@@ -87,7 +87,7 @@ def measure(resolution: int, name: str, channels: int, threads: int) -> dict[str
     return {
         "resolution": resolution,
         "attention": name,
-        "method": None if name == NONE else method_to_dict(method),
+        "method": None if name == NONE else method.to_dict(),
         "memory_share": None if name == NONE else method.memory_share(resolution**2 // 4, resolution**2),
         "seconds": seconds,
         "bytes": n_bytes,
@@ -111,7 +111,7 @@ def measure_alone(resolution: int, name: str, channels: int, threads: int) -> di
     n_bytes = peak_bytes(attend)
     seconds = min(after - before for before, after in itertools.pairwise(times[1:]))
     share = method.memory_share(resolution**2 // 4, resolution**2)
-    found = {"resolution": resolution, "attention": name, "method": method_to_dict(method), "memory_share": share}
+    found = {"resolution": resolution, "attention": name, "method": method.to_dict(), "memory_share": share}
     return {**found, "seconds": seconds, "bytes": n_bytes}
 
 

@@ -23,10 +23,10 @@ from rich.table import Table
 from torch.overrides import TorchFunctionMode
 
 from smyrf import Tangent, attention
-from smyrf.analysis.capture import Captured
-from smyrf.analysis.encoders import encoder_attention
-from smyrf.analysis.error import relative_error
-from smyrf.bench.results import write
+from smyrf.models.capture import Captured
+from smyrf.tools.analysis.error import relative_error
+from smyrf.tools.bench.results import write
+from smyrf.tools.encoders import encoder_attention
 
 N_HEADS, N_ROWS, LAYERS = 2, 512, (0, 1, 3)
 DENSE_UP_TO, MODEL_METHOD = 16384, Tangent(1024)

@@ -18,12 +18,11 @@ from rich.progress import track
 from rich.table import Table
 
 import smyrf
-from smyrf.analysis.encoders import minilm_path
-from smyrf.bench.results import write
-from smyrf.compare.contenders import label
-from smyrf.compare.drift import cosines, neighbour_agreement, valid_outputs
-from smyrf.compare.inputs import load_inputs
-from smyrf.compare.subject import load_subject
+from smyrf.tools.bench.results import write
+from smyrf.tools.compare.drift import cosines, neighbour_agreement, valid_outputs
+from smyrf.tools.compare.inputs import load_inputs
+from smyrf.tools.compare.load_model import load_subject
+from smyrf.tools.encoders import minilm_path
 
 LENGTH = 512
 METHODS = (smyrf.Tangent(0.25), smyrf.Tangent(0.25, levels=2), smyrf.Tangent(0.5), smyrf.Smyrf(8, 16))
@@ -74,14 +73,14 @@ def main() -> None:
     rows = []
     for method in METHODS:
         smyrf.replace_attention(model, method)
-        pooled = embed(label(method))
+        pooled = embed(method.label)
         smyrf.restore_attention(model)
         sets = [slice(i * arguments.set, (i + 1) * arguments.set) for i in range(n_sets)]
         agreement = [neighbour_agreement(pooled[one], dense[one]) for one in sets]
         cosine = float(cosines(pooled, dense).mean())
-        rows.append({"method": label(method), "pooled_cosine": cosine, "agreement": agreement})
+        rows.append({"method": method.label, "pooled_cosine": cosine, "agreement": agreement})
         shares = (fmean(agreement), min(agreement), max(agreement), agreement[0])
-        table.add_row(label(method), f"{cosine:.4f}", *(f"{share:.1%}" for share in shares))
+        table.add_row(method.label, f"{cosine:.4f}", *(f"{share:.1%}" for share in shares))
     console.print(table)
     if arguments.json is not None:
         config = {

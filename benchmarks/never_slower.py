@@ -22,9 +22,9 @@ from rich.progress import track
 from rich.table import Table
 
 import smyrf
-from smyrf.analysis.encoders import load_encoder, minilm_path
-from smyrf.bench.results import write
-from smyrf.tuning.crossover import best_seconds
+from smyrf.tools.bench.results import write
+from smyrf.tools.encoders import load_encoder, minilm_path
+from smyrf.tuning.timing import best_seconds
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 

@@ -22,8 +22,8 @@ from rich.table import Table
 from torch import Tensor
 
 from smyrf import Dense, Smyrf, Tangent, attention
-from smyrf.analysis.error import relative_error
-from smyrf.bench.results import write
+from smyrf.tools.analysis.error import relative_error
+from smyrf.tools.bench.results import write
 
 BUDGET, LENGTH, N_HEADS, LAYER = 256, 2048, 4, 2
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    from smyrf.analysis.encoders import minilm_attention
+    from smyrf.tools.encoders import minilm_attention
 
     call = minilm_attention(1, LENGTH)[LAYER]
     q, k, v = call.q[:, :N_HEADS] * call.scale, call.k[:, :N_HEADS], call.v[:, :N_HEADS]

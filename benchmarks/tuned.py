@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 import smyrf
-from smyrf.analysis.capture import Captured
-from smyrf.analysis.encoders import minilm_attention
-from smyrf.analysis.error import output_errors
-from smyrf.bench.results import write
+from smyrf.models.capture import Captured
+from smyrf.tools.analysis.error import output_errors
+from smyrf.tools.bench.results import write
+from smyrf.tools.encoders import minilm_attention
 
 N_TUNED, N_OTHERS, LENGTH = 4, 16, 512
 

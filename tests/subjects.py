@@ -2,8 +2,8 @@
 
 import pytest
 
-from smyrf.compare.inputs import load_inputs
-from smyrf.compare.subject import load_subject
+from smyrf.tools.compare.inputs import load_inputs
+from smyrf.tools.compare.load_model import load_subject
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import oracle
 from attention_problem import TANGENTS, backends, fast, problem
 from smyrf import Dense, Smyrf, attention
-from smyrf.kernels import BACKENDS
+from smyrf.backends import BACKENDS
 
 
 @pytest.mark.parametrize("method", [Dense(), Smyrf(2, 500)])

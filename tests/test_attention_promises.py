@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import oracle
 from attention_problem import TANGENTS, backends, fast, problem
 from smyrf import Dense, Smyrf, attention, methods
-from smyrf.kernels import BACKENDS
+from smyrf.backends import BACKENDS
 
 # --- exact mode ---------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smyrf import Dense, Smyrf, Tangent, attention
-from smyrf.kernels import BACKENDS
+from smyrf.backends import BACKENDS
 
 fast = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smyrf.analysis.biclustering import meetings
-from smyrf.groups import Groups
-from smyrf.kernels import BACKENDS, attend
+from smyrf.backends import BACKENDS, attend
+from smyrf.experiments.theory.biclustering import meetings
+from smyrf.grouping.groups import Groups
 
 # Beside scores of a few units its weight underflows to zero: e^−1000.
 SMALL = -1000.0

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from smyrf import extension
-from smyrf.groups import Extra, Groups
-from smyrf.kernels import BACKENDS, attend, backends
+from smyrf.backends import BACKENDS, attend, backends
+from smyrf.backends.native import extension
+from smyrf.grouping.groups import Extra, Groups
 
 if "native" not in BACKENDS:  # where the package was installed without a compiler
     pytest.skip(backends()["native"], allow_module_level=True)

@@ -16,7 +16,7 @@ pytest.importorskip("accelerate")
 pytest.importorskip("matplotlib")
 
 import smyrf  # noqa: E402
-from smyrf.biggan import Config, Generator, save_network  # noqa: E402
+from smyrf.experiments.biggan import Config, Generator, save_network  # noqa: E402
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from smyrf import Dense, PerHead, Smyrf, Tangent, attention
-from smyrf.kernels import BACKENDS
+from smyrf.backends import BACKENDS
 
 METHODS = (Tangent(48), Smyrf(2, 16), Dense(), Tangent(48), Tangent(64), Dense())
 backends = pytest.mark.parametrize("backend", [None, *BACKENDS])

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import smyrf
-from smyrf.kernels import BACKENDS
+from smyrf.backends import BACKENDS
 
 NAMES = [module.name for module in pkgutil.walk_packages(smyrf.__path__, "smyrf.")]
 if "native" not in BACKENDS:  # where the package was installed without a compiler
-    NAMES.remove("smyrf.kernels.native")
+    NAMES.remove("smyrf.backends.native.attend")
 MODULES = ["smyrf", *(name for name in NAMES if name != "smyrf._native")]
 PUBLIC = {f"smyrf.{name}": getattr(smyrf, name) for name in smyrf.__all__ if not inspect.ismodule(getattr(smyrf, name))}
 PUBLIC |= {f"smyrf.nn.{name}": getattr(smyrf.nn, name) for name in smyrf.nn.__all__}

@@ -4,7 +4,7 @@ import json
 import random
 from pathlib import Path
 
-from smyrf.nlp.tasks import TASKS
+from smyrf.experiments.nlp.tasks import TASKS
 
 GOOD = ["fine", "great", "lovely", "bright", "warm"]
 BAD = ["poor", "awful", "dull", "grim", "cold"]

@@ -9,7 +9,7 @@ Lloyd's iterations are not, as they are not counted for SMYRF.
 
 from __future__ import annotations
 
-from smyrf.bench.quality.peers import Peer
+from smyrf.tools.quality.peers import Peer
 
 from .clustered import improved_clustered_at
 from .hyper import sorted_blocks_and_samples_at

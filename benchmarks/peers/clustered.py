@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from smyrf.bench.quality.peers import Peer
-from smyrf.groups import Groups
-from smyrf.kernels import attend
+from smyrf.backends import attend
+from smyrf.grouping.groups import Groups
+from smyrf.tools.quality.peers import Peer
 
 from .members import group_members
 

@@ -14,9 +14,9 @@ import math
 import torch
 from torch import Tensor
 
-from smyrf.bench.quality.peers import Peer
-from smyrf.groups import Extra, Groups
-from smyrf.kernels import attend
+from smyrf.backends import attend
+from smyrf.grouping.groups import Extra, Groups
+from smyrf.tools.quality.peers import Peer
 
 from .angular import gray_rank
 from .runs import cut, run_of_each

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from smyrf.bench.quality.peers import Peer
+from smyrf.tools.quality.peers import Peer
 
 # Scores that are in memory at once; they are computed again for the gradient.
 MAX_SCORES = 1 << 26

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smyrf.bench.quality.peers import Peer
-from smyrf.groups import Groups
-from smyrf.kernels import attend
+from smyrf.backends import attend
+from smyrf.grouping.groups import Groups
+from smyrf.tools.quality.peers import Peer
 
 from .members import group_members
 

@@ -1,4 +1,4 @@
-"""The C++ extension; `smyrf.extension` loads it."""
+"""The C++ extension; `smyrf.backends.native.extension` loads it."""
 
 def instruction_sets() -> list[str]: ...
 def forward(

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smyrf.causal import causal_groups, causal_is_exact
-from smyrf.forward_mode import in_forward_mode
-from smyrf.grouping import group
-from smyrf.kernels import attend, check_backend
-from smyrf.methods import Method, PerHead, Smyrf, check_method
-from smyrf.sdpa_mode import exact_attention
+from smyrf.backends import attend, check_backend
+from smyrf.backends.forward_mode import in_forward_mode
+from smyrf.grouping.causal import causal_groups
+from smyrf.grouping.group import group
+from smyrf.methods import Method, PerHead, Smyrf, check_method, is_one_block
+from smyrf.models.sdpa_mode import exact_attention
 from smyrf.seeds import check_generator, draw_seed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -146,7 +146,7 @@ def seeded_attention(
     if scale <= 0.0:  # PyTorch's function multiplies its -inf by it, or takes its root
         q, scale = q * scale, 1.0
     n_queries, n_keys = q.shape[2], k.shape[2]
-    short = is_causal and causal_is_exact(n_queries, n_keys)
+    short = is_causal and is_one_block(n_queries, n_keys)
     exact = short or method.is_exact(n_queries, n_keys)
     # PyTorch's function has no causal mask together with a key mask except as an N × M matrix, which is made for
     # short sequences alone, and takes no generator for its dropout; there, and where a backend is asked for, exact

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from smyrf.methods import Dense
-from smyrf.models.choice import NOT_GIVEN, Methods, check_methods, choose
+from smyrf.models.assignment import NOT_GIVEN, Methods, check_methods, choose
 from smyrf.models.report import Layer, Report
 from smyrf.models.sdpa import Interception, check_from_keys, innermost
 

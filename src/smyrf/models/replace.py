@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from smyrf.methods import Dense, PerHead
-from smyrf.models.choice import NOT_GIVEN, Choice, Methods, check_methods, choose
+from smyrf.models.assignment import NOT_GIVEN, Choice, Methods, check_methods, choose
 from smyrf.models.diffusers import is_intercepted
 from smyrf.models.report import Layer, Report
 from smyrf.models.sdpa import innermost, intercept_sdpa

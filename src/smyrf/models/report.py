@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from smyrf.methods import Dense, Method, method_label
+from smyrf.methods import Dense, Method
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Layer:
 
     def cells(self) -> tuple[str, str, str]:
         """Name, method and remark, as text."""
-        method = "dense" if self.reason or isinstance(self.method, Dense) else method_label(self.method)
+        method = "dense" if self.reason or isinstance(self.method, Dense) else self.method.label
         remarks = [f"dense below {self.from_keys:,} keys"] if self.from_keys else []
         remarks += [f"dense beyond its window of {self.window:,} tokens"] if self.window else []
         return self.name, method, self.reason or "; ".join(remarks)

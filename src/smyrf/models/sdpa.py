@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from smyrf.attention import attention, check_dropout, check_scale, check_tensors
-from smyrf.causal import causal_is_exact
-from smyrf.forward_mode import in_forward_mode
-from smyrf.masks import ReadMask, read_mask
+from smyrf.backends.forward_mode import in_forward_mode
 from smyrf.methods import Method, check_method
+from smyrf.models.masks import ReadMask, read_mask
 from smyrf.models.report import Calls
-from smyrf.sdpa_mode import SdpaCall, SdpaMode, taken
+from smyrf.models.sdpa_mode import SdpaCall, SdpaMode, taken
 
 
 @contextmanager
@@ -174,7 +173,7 @@ def read_call(call: SdpaCall, method: Method, from_keys: int = 0) -> ReadMask:
             return ReadMask(None, False, _OTHER)
         found = read_mask(mask, len(q) if q.dim() == 4 else 1, n_queries, n_keys)
         found = found._replace(is_causal=found.is_causal or call.is_causal)
-    if found.is_causal and not found.only_dense and causal_is_exact(n_queries, n_keys):
+    if found.is_causal and not found.only_dense and method.plan(n_queries, n_keys, is_causal=True).is_exact:
         return ReadMask(None, False, _EXACT)
     return found
 

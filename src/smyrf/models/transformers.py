@@ -21,8 +21,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from smyrf.attention import attention
-from smyrf.masks import read_mask
 from smyrf.methods import Dense, Tangent
+from smyrf.models.masks import read_mask
 from smyrf.models.report import Layer
 
 # By this name a model is loaded, and by the other one its layers are replaced: there a layer that has been given no

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smyrf.analysis.calls import Call
 from smyrf.attention import attention
 from smyrf.methods import Method
+from smyrf.models.calls import Call
 
 
 class Sample:

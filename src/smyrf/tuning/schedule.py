@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from smyrf.analysis.calls import Call
 from smyrf.attention import four_axes
-from smyrf.methods import Method, Smyrf, Tangent, method_from_dict, method_to_dict
+from smyrf.methods import Method, Smyrf, Tangent, method_from_dict
+from smyrf.models.calls import Call
 from smyrf.nn import MultiheadAttention, SmyrfAttention
 from smyrf.tuning.estimate import Sample
 from smyrf.tuning.search import check_counts, check_seed, check_target
@@ -167,8 +167,8 @@ class AdaptiveSchedule:
         """All that a run which is stopped between two steps needs to go on as if it had not been, for JSON too."""
         return {
             "step": self.step,
-            "methods": {name: method_to_dict(layer.method) for name, layer in self.layers.items()},
-            "history": [{**seen._asdict(), "method": method_to_dict(seen.method)} for seen in self.history],
+            "methods": {name: layer.method.to_dict() for name, layer in self.layers.items()},
+            "history": [{**seen._asdict(), "method": seen.method.to_dict()} for seen in self.history],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from smyrf.analysis.calls import Call, given_calls, model_calls
 from smyrf.methods import Dense, Method, PerHead, Tangent, check_method
+from smyrf.models.calls import Call, given_calls, model_calls
+from smyrf.models.plan import LayerPlan, Plan
 from smyrf.seeds import SEED_LIMIT
-from smyrf.tuning.crossover import machine, timing
 from smyrf.tuning.estimate import Sample, relative
-from smyrf.tuning.plan import LayerPlan, Plan
+from smyrf.tuning.timing import machine, timing
 
 # Key visits of the smallest budget that is tried, and the share of the keys from which on nothing is saved.
 LEAST, MOST = 32, 0.9

@@ -1,0 +1,1 @@
+"""The reference backend: the equations in plain, differentiable PyTorch. The others are tested against it."""

@@ -1,0 +1,1 @@
+"""The torch backend: PyTorch's operators, on any device."""

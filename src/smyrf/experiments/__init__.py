@@ -1,0 +1,1 @@
+"""The paper's experiments: language (`nlp`), images (`biggan`) and theory (`theory`)."""

@@ -1,0 +1,237 @@
+"""Weights from files: BigGAN's public PyTorch checkpoints (``G_ema.pth``, ``G.pth``, ``D.pth``) and our own.
+
+A file is a state dict, loaded without unpickling anything but tensors; our own are safetensors. Keys and shapes are
+checked one by one, and the first that does not fit is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from smyrf.atomic_write import replacing
+from smyrf.experiments.biggan.config import BOTTOM, DISCRIMINATOR, GENERATOR, Config
+from smyrf.experiments.biggan.networks import Discriminator, Generator
+from smyrf.methods import Dense, Method
+
+Network = TypeVar("Network", bound=Generator | Discriminator)
+# Counts that PyTorch's own normalisation saves along, and that nothing here reads.
+_IGNORED = ("num_batches_tracked",)
+
+
+class CheckpointError(ValueError):
+    """What is wrong with a file of weights, with its name and the first key that does not fit."""
+
+
+def load_generator(path: Path, method: Method | None = None, config: Config | None = None) -> Generator:
+    """A generator in evaluation mode with the weights of a file.
+
+    Args:
+        path: a ``.pth`` or ``.pt`` state dict of the public code, or ``.safetensors``.
+        method: of its attention blocks; dense by default.
+        config: of the network; by default it comes with the file if it is one of ours, and is read off the weights if
+            it is a public checkpoint: classes with a shared embedding.
+
+    Raises:
+        CheckpointError: names the file and the first key that does not fit.
+    """
+    return _load(Generator, generator_config, path, method, config)
+
+
+def load_discriminator(path: Path, method: Method | None = None, config: Config | None = None) -> Discriminator:
+    """A discriminator in evaluation mode with the weights of a file; arguments as for `load_generator`."""
+    return _load(Discriminator, discriminator_config, path, method, config)
+
+
+def _load(
+    kind: type[Network],
+    infer: Callable[[dict[str, Tensor], Path], Config],
+    path: Path,
+    method: Method | None,
+    config: Config | None,
+) -> Network:
+    state = read_state(path)
+    try:
+        config = config or read_config(path) or infer(state, path)
+        with torch.device("meta"):
+            network = kind(replace(config, method=Dense() if method is None else method))
+    except (TypeError, ValueError) as error:
+        raise error if isinstance(error, CheckpointError) else CheckpointError(f"{path}: {error}") from error
+    fill(network, state, path).eval()
+    return network
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, on the CPU.
+
+    Raises:
+        CheckpointError: it cannot be read, or is not a state dict.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Any = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files make every kind of error
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} cannot be read: {first}") from error
+    if not isinstance(state, dict) or not state:
+        raise CheckpointError(f"{path} is not a state dict: it holds {type(state).__name__}")
+    for key, value in state.items():
+        if not isinstance(value, Tensor) or not isinstance(key, str):
+            raise CheckpointError(f"{path}: {key} is {type(value).__name__}, not a tensor with a name")
+        if value.layout != torch.strided:
+            raise CheckpointError(f"{path}: {key} is {value.layout}, it must be a plain tensor")
+    return state
+
+
+def read_config(path: Path) -> Config | None:
+    """The config that came with the weights, or None."""
+    if path.suffix != ".safetensors":
+        return None
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        text = (file.metadata() or {}).get("config")
+    try:
+        return None if text is None else Config.from_dict(json.loads(text))
+    except (RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its config: {error}") from error
+
+
+def generator_config(state: dict[str, Tensor], path: Path) -> Config:
+    """The config that the weights of a generator have.
+
+    Raises:
+        CheckpointError: they are not those of a generator with classes and a shared embedding.
+    """
+    axes = {"shared.weight": 2, "linear.weight": 2, "output_layer.2.weight": 4, "blocks.0.0.bn1.gain.weight": 2}
+    _check_axes(Generator, state, path, axes)
+    n_blocks = _count_blocks(state)
+    resolution = _resolution(path, GENERATOR, n_blocks + 1)
+    n_colours, width = state["output_layer.2.weight"].shape[:2]
+    n_classes, n_shared = state["shared.weight"].shape
+    n_chunk = state["blocks.0.0.bn1.gain.weight"].shape[1] - n_shared
+    if width % GENERATOR[resolution][-1] or width < GENERATOR[resolution][-1]:
+        raise CheckpointError(
+            f"{path}: output_layer.2.weight reads {width} channels, which {n_blocks} blocks never give"
+        )
+    if n_chunk < 0:
+        raise CheckpointError(f"{path}: blocks.0.0.bn1.gain.weight is narrower than shared.weight")
+    return Config(
+        resolution=resolution,
+        channels=width // GENERATOR[resolution][-1],
+        n_classes=n_classes,
+        n_latent=n_chunk * (n_blocks + 1) if n_chunk else state["linear.weight"].shape[1],
+        hierarchical=n_chunk > 0,
+        n_shared=n_shared,
+        attention=tuple(BOTTOM * 2 ** (number + 1) for number in _with_attention(state)),
+        n_colours=n_colours,
+    )
+
+
+def discriminator_config(state: dict[str, Tensor], path: Path) -> Config:
+    """The config that the weights of a discriminator have; what concerns the generator alone has its defaults.
+
+    Raises:
+        CheckpointError: they are not those of a discriminator.
+    """
+    of_classes = {"embed.weight": 2} if "embed.weight" in state else {}
+    _check_axes(Discriminator, state, path, {"linear.weight": 2, "blocks.0.0.conv1.weight": 4, **of_classes})
+    for key in ("shared.weight", "output_layer.2.weight"):
+        if key in state:
+            raise CheckpointError(f"{path}: {key} is not of a discriminator{_other(Discriminator, state)}")
+    n_blocks = _count_blocks(state)
+    resolution = _resolution(path, DISCRIMINATOR, n_blocks)
+    width, n_colours = state["blocks.0.0.conv1.weight"].shape[:2]
+    return Config(
+        resolution=resolution,
+        channels=width // DISCRIMINATOR[resolution][0],
+        n_classes=state["embed.weight"].shape[0] if of_classes else 1,
+        attention=tuple(resolution >> (number + 1) for number in _with_attention(state)),
+        n_colours=n_colours,
+    )
+
+
+def save_network(network: Generator | Discriminator, path: Path) -> None:
+    """Writes the weights and the config of a network as safetensors, under a temporary name first."""
+    from safetensors.torch import save_file
+
+    state = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
+    with replacing(path) as temporary:
+        save_file(state, temporary, {"config": json.dumps(network.config.to_dict())})
+
+
+def _check_axes(kind: type[nn.Module], state: dict[str, Tensor], path: Path, axes: Mapping[str, int]) -> None:
+    """Raises unless keys are there with so many axes."""
+    for key, n_axes in axes.items():
+        if key not in state:
+            raise CheckpointError(f"{path}: {key} is missing{_other(kind, state)}")
+        if state[key].dim() != n_axes:
+            raise CheckpointError(f"{path}: {key} has the shape {tuple(state[key].shape)}, it must have {n_axes} axes")
+
+
+def _other(kind: type[nn.Module], state: dict[str, Tensor]) -> str:
+    """Says so where weights are those of the other network: generators normalise, discriminators do not."""
+    if "blocks.0.0.conv1.weight" not in state:
+        return ""
+    found = Generator if any(key.startswith("blocks.0.0.bn1.") for key in state) else Discriminator
+    return "" if found is kind else f"; it is a {found.__name__.lower()}"
+
+
+def _count_blocks(state: dict[str, Tensor]) -> int:
+    return len({number for key in state if key.startswith("blocks.") and (number := key.split(".")[1]).isdecimal()})
+
+
+def _with_attention(state: dict[str, Tensor]) -> list[int]:
+    return [number for number in range(_count_blocks(state)) if f"blocks.{number}.1.gamma" in state]
+
+
+def _resolution(path: Path, widths: dict[int, tuple[int, ...]], n_widths: int) -> int:
+    for resolution, some in widths.items():
+        if len(some) == n_widths:
+            return resolution
+    known = ", ".join(f"{len(some)} ({resolution} pixels)" for resolution, some in widths.items())
+    raise CheckpointError(f"{path}: blocks do not fit: there are {n_widths} widths, known are {known}")
+
+
+def fill(network: Network, state: dict[str, Tensor], path: Path) -> Network:
+    """Puts weights into a network, if all of them fit.
+
+    Args:
+        path: that they are from, for the message.
+
+    Raises:
+        CheckpointError: names the file and the first key that does not fit.
+    """
+    expected, ready = network.state_dict(), dict[str, Tensor]()
+    other = _other(type(network), state)
+    for key, value in expected.items():
+        if key not in state:
+            raise CheckpointError(f"{path}: {key} is missing{other}")
+        if state[key].shape != value.shape:
+            shapes = f"{tuple(state[key].shape)}, it must be {tuple(value.shape)}"
+            raise CheckpointError(f"{path}: {key} has the shape {shapes}{other}")
+        if not state[key].is_floating_point() or state[key].is_meta:
+            what = "without numbers" if state[key].is_meta else str(state[key].dtype)
+            raise CheckpointError(f"{path}: {key} is {what}, it must be floating-point")
+        # A copy: inside a mapped file tensors are not aligned, and sums are rounded otherwise. Converted before it is
+        # checked: what a wider type holds may be too large.
+        ready[key] = state[key].to(torch.float32, copy=True)
+        if not torch.isfinite(ready[key]).all():
+            raise CheckpointError(f"{path}: {key} holds numbers that are not finite")
+    for key in state:
+        if key not in expected and not key.endswith(_IGNORED):
+            raise CheckpointError(f"{path}: {key} is unknown to a {type(network).__name__.lower()} of this shape")
+    # A network that has no weights yet takes these; one that has keeps its own tensors, which an optimizer may know.
+    empty = next(network.parameters()).is_meta
+    network.load_state_dict(ready, assign=empty)
+    return network

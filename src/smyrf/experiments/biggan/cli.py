@@ -1,0 +1,328 @@
+"""`smyrf biggan sample`, `smyrf biggan score` and `smyrf biggan train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from smyrf.tools.cli.validation import (
+    need,
+    need_at_least,
+    need_figure,
+    need_outputs,
+    need_seed,
+    need_weights,
+    need_writable,
+    read_classes,
+    read_methods,
+    refuse,
+)
+
+app = typer.Typer(help="BigGAN whose attention is any of ours: the paper's image experiments.", no_args_is_help=True)
+
+
+@app.callback()
+def _root() -> None:
+    """BigGAN whose attention is any of ours: the paper's image experiments."""
+
+
+@app.command()
+def sample(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(help="Weights of a generator: G_ema.pth of the public checkpoints, or .safetensors of ours."),
+    ],
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Attention, several behind commas: dense,smyrf:64x32,tangent:0.125 makes the paper's figure."
+        ),
+    ] = "dense",
+    number: Annotated[int, typer.Option(help="Images.")] = 8,
+    classes: Annotated[
+        str | None, typer.Option(help="Class numbers behind commas, used in turn; any by default.")
+    ] = None,
+    truncation: Annotated[float | None, typer.Option(help="Bound of the latents; none by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of latents, classes and hashes.")] = 0,
+    batch: Annotated[int, typer.Option(help="Images at a time.")] = 8,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    output: Annotated[Path, typer.Option(help="Image to write, .png (and .svg for several methods) behind it.")] = Path(
+        "samples"
+    ),
+    json: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
+) -> None:
+    """Images of a pretrained BigGAN, with one attention or the same latents with several, side by side."""
+    import torch
+    from rich.progress import track
+
+    from smyrf.atomic_write import write_json
+    from smyrf.experiments.biggan.checkpoints import CheckpointError, load_generator
+    from smyrf.experiments.biggan.sample import compare, write_images
+    from smyrf.experiments.biggan.table import image_table
+    from smyrf.tools.bench.results import command_line, machine
+
+    need_at_least(1, number=number, batch=batch, threads=threads)
+    need_seed(seed)
+    chosen, wanted = read_methods(methods), read_classes(classes)
+    need("PIL", "plots")
+    need_outputs(json, None)
+    if len(chosen) > 1:
+        need("matplotlib", "plots")
+    need_figure(output, *([".png", ".svg"] if len(chosen) > 1 else [".png"]))
+    need_weights(checkpoint)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    console = Console()
+    try:
+        with console.status(f"loading {escape(checkpoint.name)}"):
+            generator = load_generator(checkpoint)
+        rows = compare(
+            generator,
+            chosen,
+            number,
+            classes=wanted,
+            truncation=truncation,
+            seed=seed,
+            batch=batch,
+            track=lambda some: track(some, "images", console=console, transient=True),
+        )
+    except CheckpointError as error:
+        refuse(str(error))
+    except ValueError as error:
+        refuse(f"{checkpoint}: {error}")
+    title = f"{checkpoint.name}, {number} images, seed {seed}" + (f", truncation {truncation:g}" if truncation else "")
+    console.print(image_table(rows, title))
+    if json is not None:
+        found = [
+            {"method": row.method.to_dict(), "memory": row.share, "distance_to_dense": row.distance} for row in rows
+        ]
+        about = {"command": command_line(), "machine": machine(), "config": generator.config.to_dict()}
+        write_json(json, {**about, "rows": found})
+    for path in write_images(rows, output, title):
+        console.print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def score(
+    checkpoint: Annotated[Path, typer.Argument(help="Weights of a generator, as for sample.")],
+    features: Annotated[
+        Path,
+        typer.Option(
+            help="TorchScript network that sees features: the Inception file of published scores, or any that gives "
+            "features (images, width), perhaps with logits."
+        ),
+    ],
+    real: Annotated[
+        Path | None,
+        typer.Option(help="Real images: a folder, an .npz file or a saved dataset; for the distance to them."),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Attention, several behind commas: dense,smyrf:64x32,tangent:0.125.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="table1: the ten rows of the paper's table.")] = None,
+    number: Annotated[int, typer.Option(help="Images to generate.")] = 5000,
+    truncation: Annotated[float | None, typer.Option(help="Bound of the latents; none by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Of latents, classes and hashes.")] = 0,
+    batch: Annotated[int, typer.Option(help="Images at a time.")] = 8,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the scores here, each as soon as it is there.")] = None,
+) -> None:
+    """Fréchet distance and inception score of a generator with different attention, beside the paper's."""
+    import torch
+    from rich.progress import track
+
+    from smyrf.atomic_write import write_json
+    from smyrf.experiments.biggan.checkpoints import CheckpointError, load_generator
+    from smyrf.experiments.biggan.features import FeatureError, FeatureNetwork
+    from smyrf.experiments.biggan.pictures import PictureError, load_pictures
+    from smyrf.experiments.biggan.score import PAPER, real_moments
+    from smyrf.experiments.biggan.score import score as score_methods
+    from smyrf.experiments.biggan.table import score_table
+    from smyrf.tools.bench.results import command_line, machine
+
+    need_at_least(2, number=number)
+    need_at_least(1, batch=batch, threads=threads)
+    need_seed(seed)
+    if preset not in (None, "table1"):
+        refuse(f"--preset {preset} must be table1")
+    if preset is not None and methods is not None:
+        refuse(f"--preset {preset} and --methods {methods} must not be given together")
+    chosen = tuple(PAPER) if preset else read_methods(methods or "dense")
+    need_outputs(json, None)
+    need_weights(checkpoint)
+    if real is not None:
+        need("PIL", "plots")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    console = Console()
+
+    def bar(some: Any, title: str) -> Any:
+        return track(some, title, console=console, transient=True)
+
+    scores = []
+    try:
+        network = FeatureNetwork(features)
+        generator = load_generator(checkpoint)
+        moments = None
+        network.check(generator.config.n_colours, generator.config.resolution)
+        if real is not None:
+            pictures = load_pictures(real, generator.config.resolution, generator.config.n_colours)
+            if len(pictures) < 2:
+                refuse(f"--real {real} has one image alone, there must be two or more")
+            moments = real_moments(network, pictures, batch, lambda some: bar(some, "real images"))
+        found = score_methods(
+            generator, chosen, network, number, real=moments, truncation=truncation, seed=seed, batch=batch, track=bar
+        )
+        for one in found:
+            scores.append(one)
+            if json is not None:
+                about = {"command": command_line(), "machine": machine(), "config": generator.config.to_dict()}
+                write_json(json, {**about, "scores": [each.to_dict() for each in scores]})
+    except (CheckpointError, FeatureError, PictureError) as error:  # which name their files
+        refuse(str(error))
+    except ValueError as error:
+        refuse(f"{checkpoint}: {error}")
+    console.print(score_table(scores, f"{checkpoint.name}, seed {seed}"))
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="Images: a folder (subfolders are classes), an .npz file or a dataset that datasets has saved."
+        ),
+    ],
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A run of the paper, celeba-128/smyrf-4x2048 for example; other options change it."),
+    ] = None,
+    resolution: Annotated[int | None, typer.Option(help="Pixels: 32, 64, 128 or 256.")] = None,
+    channels: Annotated[int | None, typer.Option(help="Width of the narrowest blocks; 96 in BigGAN.")] = None,
+    colours: Annotated[int | None, typer.Option(help="3, or 1 for grey images.")] = None,
+    latent: Annotated[int | None, typer.Option(help="Numbers in a latent vector.")] = None,
+    hierarchical: Annotated[bool | None, typer.Option(help="A part of the latent vector for each block.")] = None,
+    shared: Annotated[int | None, typer.Option(help="Width of a class embedding for all blocks; 0 for none.")] = None,
+    attention: Annotated[
+        list[int] | None, typer.Option(help="Resolution of an attention block; may be given several times.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Attention: dense, smyrf:4x2048, tangent:0.125.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images of a step, over all processes.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Parts that a batch is cut into.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of the generator.")] = None,
+    critic: Annotated[int | None, typer.Option(help="Steps of the discriminator for each.")] = None,
+    generator_rate: Annotated[float | None, typer.Option(help="Learning rate of the generator.")] = None,
+    discriminator_rate: Annotated[float | None, typer.Option(help="Learning rate of the discriminator.")] = None,
+    ema: Annotated[float | None, typer.Option(help="Share of the old in the average of weights.")] = None,
+    ema_start: Annotated[int | None, typer.Option(help="Step from which on weights are averaged.")] = None,
+    flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None,
+    max_error: Annotated[
+        float | None, typer.Option(help="Bound on the error of attention, which its budget then follows.")
+    ] = None,
+    adapt_every: Annotated[int | None, typer.Option(help="Steps between changes of the budget.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, latents, the order of images and hashes.")] = 0,
+    log_every: Annotated[int, typer.Option(help="Steps between losses.")] = 100,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 1000,
+    grid_every: Annotated[int, typer.Option(help="Steps between grids of images.")] = 1000,
+    tensorboard: Annotated[bool, typer.Option(help="Write losses and grids for TensorBoard as well.")] = False,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs"),
+) -> None:
+    """Train BigGAN with any attention; the same command again goes on where it was interrupted."""
+    import torch
+    from filelock import FileLock, Timeout
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from smyrf.experiments.biggan.config import BOTTOM
+    from smyrf.experiments.biggan.pictures import load_pictures
+    from smyrf.experiments.biggan.recipe import PRESETS, change
+    from smyrf.experiments.biggan.tensorboard import Board
+    from smyrf.experiments.biggan.train import Losses, Run
+    from smyrf.experiments.launch_env import is_first_process
+    from smyrf.methods import parse_method
+
+    need_at_least(1, threads=threads, log_every=log_every, save_every=save_every, grid_every=grid_every)
+    need("accelerate", "biggan")
+    need("safetensors", "biggan")
+    need("PIL", "plots")
+    if tensorboard:
+        need("tensorboard", "tensorboard")
+    if adapt_every is not None and max_error is None:
+        refuse(f"--adapt-every {adapt_every} needs --max-error")
+    if preset is not None and preset not in PRESETS:
+        refuse(f"--preset {preset} must be one of {', '.join(PRESETS)}")
+    try:
+        chosen = None if method is None else parse_method(method)
+    except ValueError as error:
+        refuse(f"--method: {error}")
+    of_config: dict[str, Any] = {
+        "resolution": resolution,
+        "channels": channels,
+        "n_colours": colours,
+        "n_latent": latent,
+    }
+    of_config |= {"attention": tuple(attention) if attention else None, "method": chosen}
+    of_config |= {"hierarchical": hierarchical, "n_shared": shared}
+    of_run: dict[str, Any] = {
+        "batch_size": batch,
+        "accumulate": accumulate,
+        "n_steps": steps,
+        "n_critic": critic,
+        "ema": ema,
+    }
+    of_run |= {"generator_rate": generator_rate, "discriminator_rate": discriminator_rate, "ema_start": ema_start}
+    of_run |= {"max_error": max_error, "adapt_every": adapt_every}
+    try:
+        found = load_pictures(data, BOTTOM)  # classes first: a resolution follows from the recipe
+        n_classes = len(found.class_names)
+        recipe = change(PRESETS.get(preset or ""), n_classes, of_config, {**of_run, "flip": flip, "seed": seed})
+        pictures = found.fitted(recipe.config.resolution, recipe.config.n_colours, flip=recipe.flip)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        folder = output / recipe.name
+        need_writable("output", folder / "state.json")
+        if is_first_process():
+            lock = FileLock(folder / "run.lock")  # the system lets it go with the process, however that ends
+            lock.acquire(timeout=0)
+            context.call_on_close(lock.release)
+        run = Run(recipe, pictures, folder)
+    except Timeout:
+        refuse(f"--output {output}: another process is training in {folder}")
+    except (TypeError, ValueError) as error:
+        refuse(str(error))
+    console = Console(quiet=not is_first_process())
+    if recipe.config.n_classes == 1 < n_classes:
+        console.print(f"{preset} trains without classes: the {n_classes} of {escape(str(data))} are not used")
+    console.print(f"{escape(recipe.name)}: step {run.step:,} of {recipe.n_steps:,}", highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("train", total=recipe.n_steps, completed=run.step)
+
+        def done(losses: Losses | None) -> None:
+            bar.update(task, completed=run.step)
+            if losses is not None:
+                said = f"step {losses.step:,}: losses {losses.generator:.3f} and {losses.discriminator:.3f}"
+                console.print(f"{said}, scores real {losses.real:.2f} fake {losses.fake:.2f}", highlight=False)
+
+        board = Board(folder / "tensorboard", run.step) if tensorboard and is_first_process() else None
+        try:
+            run.train(log_every=log_every, save_every=save_every, grid_every=grid_every, board=board, done=done)
+        except ValueError as error:
+            bar.stop()
+            refuse(str(error))
+        except OSError as error:
+            bar.stop()
+            refuse(f"{error.filename or folder} cannot be written: {error.strerror or error}")
+    console.print(f"written: {escape(str(folder))}", highlight=False, soft_wrap=True)

@@ -1,0 +1,111 @@
+"""Texts as token ids, kept in files: a second run of the same task does not tokenise again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from smyrf.experiments.nlp.tasks import Task
+from smyrf.tuning.timing import cache_file
+
+
+def tokens_folder() -> Path:
+    """Where token ids are kept: beside what else is remembered of this machine."""
+    return cache_file().parent / "tokens"
+
+
+def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Path | None = None) -> Any:
+    """Token ids, cut to `max_length` but not padded, and ``labels``.
+
+    Args:
+        rows: a `datasets.Dataset` with the columns of `task` and ``label``.
+        folder: where files are kept; `tokens_folder()` by default. A file is named by a hash of all that decides what
+            is in it: texts, labels, tokenizer, length.
+
+    Returns:
+        a `datasets.Dataset` that is read from a file as it is needed.
+    """
+    import pyarrow
+
+    folder = tokens_folder() if folder is None else folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder}, where token ids are kept, cannot be made: {error}; set SMYRF_CACHE") from error
+    file = folder / f"{task.name}-{max_length}-{_key(rows, tokenizer, task, max_length)}.arrow"
+
+    def encode(some: dict[str, Any]) -> dict[str, Any]:
+        encoded = tokenizer(*(some[name] for name in task.texts), truncation=True, max_length=max_length, verbose=False)
+        return {**encoded, "labels": some["label"]}
+
+    def mapped() -> Any:
+        return rows.map(
+            encode,
+            batched=True,
+            remove_columns=rows.column_names,
+            cache_file_name=str(file),
+            new_fingerprint=file.stem.rsplit("-", 1)[-1],
+            desc=f"tokenise {task.title}",
+        )
+
+    with _bar_on_terminals():
+        try:
+            found = mapped()
+            if len(found) == len(rows):
+                return found
+        except (pyarrow.ArrowException, OSError):
+            pass
+        file.unlink(missing_ok=True)  # damaged, by a full disk for example: it is made anew
+        return mapped()
+
+
+def largest_token(rows: Any) -> int:
+    """The largest token id of all rows."""
+    import pyarrow.compute
+
+    return pyarrow.compute.max(rows.data["input_ids"].combine_chunks().flatten()).as_py()
+
+
+@contextmanager
+def _bar_on_terminals() -> Iterator[None]:
+    import datasets
+
+    before = datasets.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if before:
+            datasets.enable_progress_bars()
+
+
+def _key(rows: Any, tokenizer: Any, task: Task, max_length: int) -> str:
+    found = hashlib.sha256()
+    settings: list[Any] = [type(tokenizer).__name__, tokenizer.model_input_names, tokenizer.truncation_side]
+    settings += [task.texts, max_length]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer in Python has no description of its own
+        settings += [sorted(tokenizer.get_vocab().items()), repr(tokenizer)]
+    else:
+        description = json.loads(backend.to_str())
+        # These two change with every call.
+        settings.append({name: part for name, part in description.items() if name not in ("truncation", "padding")})
+    found.update(json.dumps(settings).encode())
+    found.update(hash_rows(rows, task).encode())
+    return found.hexdigest()[:32]
+
+
+def hash_rows(rows: Any, task: Task) -> str:
+    """A hash of texts and labels, in their order."""
+    found = hashlib.sha256()
+    for name in (*task.texts, "label"):
+        for value in rows[name]:
+            found.update(repr(value).encode("utf-8", "surrogatepass"))
+            found.update(b"\0")
+    return found.hexdigest()

@@ -1,0 +1,135 @@
+"""Balanced clusters from sorted hashes (§3.3 of the paper, "Adaptive Clustering").
+
+Queries and keys are sorted independently by their hashes; cluster i is the i-th run of the queries
+and the i-th run of the keys. Where L divides both counts this is the paper's clustering. Where it
+does not, and where keys are masked, every cluster still takes runs of one length: neighbouring runs
+then overlap by what is missing, so that no cluster is larger than another, none is filled with
+padding, and each valid key is in at least one. A query in two runs belongs to the first.
+
+Shapes: B rows (batch × heads), N queries, M keys, H rounds, L clusters, C and S queries and keys
+        per cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from smyrf.grouping.groups import Groups
+from smyrf.grouping.hashing import sort_by_hash
+from smyrf.methods import Smyrf
+
+
+def cluster(
+    q: Tensor,
+    k: Tensor,
+    method: Smyrf,
+    *,
+    seed: Tensor,
+    scale: float,
+    key_mask: Tensor | None = None,
+) -> list[Groups]:
+    """Who attends to whom: one list of clusters per hashing round.
+
+    Args:
+        q: ``(batch, heads, N, D)``.
+        k: ``(batch, kv_heads, M, D)``; head h uses key head h · kv_heads // heads.
+        seed: from `smyrf.seeds.draw_seed`.
+        scale: by which queries are multiplied (the paper's formulas have 1).
+        key_mask: ``(batch, M)`` bool, True = may be attended to.
+
+    Returns:
+        H lists with B = batch · heads rows.
+
+    Example:
+        >>> import torch
+        >>> from smyrf import Smyrf
+        >>> q, k = torch.randn(2, 3, 24, 5), torch.randn(2, 3, 31, 5)
+        >>> rounds = cluster(q, k, Smyrf(4, 8), seed=torch.tensor(0), scale=1.0)
+        >>> len(rounds), rounds[0].shape
+        (4, (6, 3, 8, 11))
+    """
+    _, heads, n_queries, _ = q.shape
+    n_keys = k.shape[2]
+    n_clusters = method.n_clusters(n_queries, n_keys)
+    q_order, k_order = sort_by_hash(
+        q.detach(),
+        k.detach(),
+        key_mask,
+        seed,
+        scale,
+        method.n_hashes,
+        n_clusters,
+        method.transform,
+        method.hashing,
+    )
+    q_order, k_order = q_order.flatten(0, 1), k_order.flatten(0, 1)  # (B, H, N), (B, H, M)
+    valid = None if key_mask is None else key_mask.sum(-1).repeat_interleave(heads)  # (B,)
+    queries = _runs(q_order, n_clusters, owned=True)  # (B, H, L, C)
+    keys = _runs(k_order, n_clusters, valid)  # (B, H, L, S)
+    rounds = [Groups(queries=a, keys=b) for a, b in zip(queries.unbind(1), keys.unbind(1), strict=True)]
+    if method.deduplicate:
+        starts = _starts(n_keys, n_clusters, valid, k.device)  # (1 or B, L)
+        return [replace(groups, repeats=_count_meetings(groups, rounds, k_order, starts)) for groups in rounds]
+    return rounds
+
+
+def _runs(order: Tensor, n_clusters: int, valid: Tensor | None = None, owned: bool = False) -> Tensor:
+    """Cut sorted vectors into runs of one length, evenly spread over the valid ones.
+
+    Args:
+        order: ``(B, H, N)``, the sorted indices, valid ones first.
+        valid: ``(B,)``, how many are valid, or None if all are.
+        owned: each index stands in the first of its runs alone.
+
+    Returns:
+        ``(B, H, L, ⌈N / L⌉)``, -1 where there are not enough.
+    """
+    rows, n_hashes, length = order.shape
+    size = -(-length // n_clusters)
+    if valid is None and size * n_clusters == length:  # the runs lie side by side
+        return order.view(rows, n_hashes, n_clusters, size)
+
+    start = _starts(length, n_clusters, valid, order.device)  # (1 or B, L)
+    offset = torch.arange(size, device=order.device)
+    places = start[..., None] + offset  # (1 or B, L, S)
+    empty = torch.zeros_like(places, dtype=torch.bool)
+    if valid is not None:
+        empty = (offset >= valid[:, None, None]).expand_as(places)
+    if owned:
+        taken = torch.nn.functional.pad(start[:, :-1] + size, (1, 0))  # (1 or B, L): the end of the run before
+        empty = empty | (places < taken[..., None])
+    shape = (rows, n_hashes, n_clusters, size)
+    runs = order.gather(-1, places.clamp(max=length - 1)[:, None].expand(shape).flatten(2)).view(shape)
+    return runs.masked_fill(empty[:, None], -1)
+
+
+def _starts(length: int, n_clusters: int, valid: Tensor | None, device: torch.device) -> Tensor:
+    """The place where each run starts, ``(1 or B, L)``."""
+    size = -(-length // n_clusters)
+    count = torch.tensor([[length]], device=device) if valid is None else valid[:, None]  # (1 or B, 1)
+    step = torch.arange(n_clusters, device=device)  # (L,)
+    return step * (count - count.clamp(max=size)) // max(n_clusters - 1, 1)
+
+
+def _count_meetings(groups: Groups, rounds: list[Groups], k_order: Tensor, k_start: Tensor) -> Tensor:
+    """In how many rounds each pair of `groups` meets, ``(B, L, C, S)``; at least 1."""
+    rows, n_clusters, slots, size = groups.shape
+    n_places = n_clusters * slots
+    queries, keys = (x.clamp(min=0).flatten(1).long() for x in (groups.queries, groups.keys))
+    starts = k_start[..., None].expand(rows, -1, slots).flatten(1)  # (B, L·C)
+    positions = torch.arange(k_order.shape[-1], device=keys.device).expand(rows, -1)  # (B, M)
+    counts = torch.zeros(groups.shape, dtype=torch.int16, device=keys.device)
+    for h, other in enumerate(rounds):
+        # Where each key stands in this round, and where the run of each query's cluster starts. Empty
+        # query slots write to a place behind all queries, which nothing reads.
+        place = torch.empty_like(positions).scatter_(-1, k_order[:, h].long(), positions)  # (B, M)
+        owner = torch.where(other.queries < 0, n_places, other.queries).flatten(1).long()
+        start = starts.new_zeros(rows, n_places + 1).scatter_(-1, owner, starts)  # (B, ≥ N)
+        distance = place.gather(-1, keys).int().view(rows, n_clusters, 1, size) - start.gather(-1, queries).int().view(
+            rows, n_clusters, slots, 1
+        )  # (B, L, C, S)
+        counts += (distance >= 0) & (distance < size)
+    return counts.clamp_(min=1)

@@ -1,0 +1,44 @@
+"""How far a method's output is from dense attention's, on given q, k and v."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from smyrf.attention import attention
+from smyrf.methods import Dense, Method
+from smyrf.models.capture import Captured
+
+
+def relative_error(output: Tensor, exact: Tensor) -> float:
+    """‖output − exact‖ / ‖exact‖ in the Frobenius norm.
+
+    Example:
+        >>> import torch
+        >>> relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 5.0]))
+        0.17149...
+    """
+    output, exact = output.double(), exact.double()
+    return float((output - exact).norm() / exact.norm())
+
+
+def output_errors(calls: Sequence[Captured], method: Method, seed: int = 0) -> list[float]:
+    """Relative output error of a method on each captured attention call.
+
+    Example:
+        >>> import torch
+        >>> from smyrf import Smyrf
+        >>> x = torch.randn(1, 2, 64, 8)
+        >>> max(output_errors([Captured(x, x, x, 0.5)], Smyrf(cluster_size=64))) < 1e-6
+        True
+    """
+    errors = []
+    with torch.no_grad():
+        for q, k, v, scale in calls:
+            gqa = q.shape[-3] != k.shape[-3]
+            exact = attention(q, k, v, method=Dense(), scale=scale, enable_gqa=gqa)
+            output = attention(q, k, v, method=method, scale=scale, enable_gqa=gqa, generator=seed)
+            errors.append(relative_error(output, exact))
+    return errors

