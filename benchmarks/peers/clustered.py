@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from smyrf.backends import attend
+from smyrf.call import Call
 from smyrf.grouping.groups import Groups
 from smyrf.tools.quality.peers import Peer
 
@@ -45,7 +46,7 @@ def improved_clustered(n_clusters: int, n_top: int, n_keys: int, n_queries: int)
 
         queries, of_group = group_members(cluster, n_clusters, SLOTS)  # (B, G, C), (B, G)
         keys = top.gather(1, of_group[..., None].expand(-1, -1, top.shape[-1]))  # (B, G, S)
-        exact = attend(q, k, v, [Groups(queries, keys)], scale=scale)[0].flatten(0, 1)  # (B, N, E)
+        exact = attend(Call(q, k, v, scale), [Groups(queries, keys)])[0].flatten(0, 1)  # (B, N, E)
 
         index = cluster[..., None]  # (B, N, 1)
         out = mass.gather(1, index) * exact + rest.gather(1, index.expand_as(exact))  # (B, N, E)

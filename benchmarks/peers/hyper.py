@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from smyrf.backends import attend
-from smyrf.grouping.groups import Extra, Groups
+from smyrf.call import Call
+from smyrf.grouping.groups import FarKeys, Groups
 from smyrf.tools.quality.peers import Peer
 
 from .angular import gray_rank
@@ -43,7 +44,7 @@ def sorted_blocks_and_samples(n_blocks: int, n_samples: int, n_keys: int) -> Pee
         q_order, k_order = (gray_rank(z, planes).argsort(dim=-1, stable=True) for z in (x, y))
         blocks = Groups(queries=cut(q_order, n_blocks), keys=cut(k_order, n_blocks))
         if n_samples == 0:
-            return attend(q, k, v, [blocks], scale=scale)[0]
+            return attend(Call(q, k, v, scale), [blocks])[0]
         rows = len(y)
         sampled = torch.rand(rows, n_keys, generator=generator).argsort(-1)[:, :n_samples]  # (B, F)
         # A sampled key that is in the block already is not counted again.
@@ -56,8 +57,8 @@ def sorted_blocks_and_samples(n_blocks: int, n_samples: int, n_keys: int) -> Pee
             index = sampled[..., None].expand(-1, -1, z.shape[-1])
             return z.flatten(0, 1).gather(1, index)[:, None].expand(-1, n_blocks, -1, -1)  # (B, L, F, D)
 
-        extra = Extra(rows_of(k), rows_of(v), bias.to(q))
-        return attend(q, k, v, [Groups(blocks.queries, blocks.keys, extra=extra)], scale=scale)[0]
+        far = FarKeys.per_group(rows_of(k), rows_of(v), bias.to(q))
+        return attend(Call(q, k, v, scale), [Groups(blocks.queries, blocks.keys, far=far)])[0]
 
     settings = {"n_blocks": n_blocks, "n_samples": n_samples, "n_planes": N_PLANES}
     return Peer(run, n_keys / n_blocks + n_samples, settings)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from smyrf.backends import attend
+from smyrf.call import Call
 from smyrf.grouping.groups import Groups
 from smyrf.tools.quality.peers import Peer
 
@@ -36,6 +37,6 @@ def random_clusters(n_hashes: int, n_clusters: int, n_keys: int) -> Peer:
             return cut(torch.rand(rows, length, generator=generator).argsort(-1), n_clusters)  # (B, L, S)
 
         rounds = [Groups(queries=shuffled(q.shape[2]), keys=shuffled(k.shape[2])) for _ in range(n_hashes)]
-        return attend(q, k, v, rounds, scale=scale)[0]
+        return attend(Call(q, k, v, scale), rounds)[0]
 
     return Peer(run, n_hashes * n_keys / n_clusters, {"n_hashes": n_hashes, "n_clusters": n_clusters})

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from smyrf.backends import attend
+from smyrf.call import Call
 from smyrf.grouping.groups import Groups
 from smyrf.tools.quality.peers import Peer
 
@@ -43,8 +44,8 @@ def reformer(n_hashes: int, n_chunks: int, n_keys: int) -> Peer:
             orders.append([nearest_direction(z, directions).argsort(dim=-1, stable=True) for z in (x, y)])
         rounds = [_chunks(q_order, k_order, n_chunks) for q_order, k_order in orders]
         places = [(run_of_each(a, n_chunks), run_of_each(b, n_chunks)) for a, b in orders]
-        once = [Groups(g.queries, g.keys, repeats=_meetings(g, places, n_chunks)) for g in rounds]
-        return attend(q, k, v, once, scale=scale)[0]
+        once = [Groups(g.queries, g.keys, multiplicity=_meetings(g, places, n_chunks)) for g in rounds]
+        return attend(Call(q, k, v, scale), once)[0]
 
     per_round = n_keys * min(2, n_chunks) / n_chunks
     return Peer(run, n_hashes * per_round, {"n_hashes": n_hashes, "n_chunks": n_chunks})

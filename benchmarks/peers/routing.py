@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smyrf.backends import attend
+from smyrf.call import Call
 from smyrf.grouping.groups import Groups
 from smyrf.tools.quality.peers import Peer
 
@@ -44,7 +45,7 @@ def routing(n_centroids: int, n_chosen: int, n_keys: int, n_queries: int) -> Pee
             nearest = (x @ centroids.transpose(1, 2)).argmax(-1)  # (B, N)
             queries, centroid = group_members(nearest, n_centroids, SLOTS)  # (B, G, C), (B, G)
             keys = chosen.gather(1, centroid[..., None].expand(-1, -1, chosen.shape[-1]))  # (B, G, S)
-        return attend(q, k, v, [Groups(queries, keys)], scale=scale)[0]
+        return attend(Call(q, k, v, scale), [Groups(queries, keys)])[0]
 
     spent = n_chosen + (_visits_of_centroids(n_centroids, n_keys, n_queries) if n_centroids > 1 else 0)
     return Peer(run, spent, {"n_centroids": n_centroids, "n_chosen": n_chosen, "n_iterations": N_ITERATIONS})

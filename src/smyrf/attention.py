@@ -6,17 +6,16 @@ Shapes: "…" any leading axes, N queries, M keys, D width, E value width.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from smyrf.backends import attend, check_backend
-from smyrf.backends.forward_mode import in_forward_mode
-from smyrf.grouping.causal import causal_groups
+from smyrf.backends import check_backend, find_backend
+from smyrf.backends.dense import dense_attention
+from smyrf.call import Call, four_axes
 from smyrf.grouping.group import group
-from smyrf.methods import Method, PerHead, Smyrf, check_method, is_one_block
-from smyrf.models.sdpa_mode import exact_attention
+from smyrf.methods import Method, PerHead, check_method, is_one_block
 from smyrf.seeds import check_generator, draw_seed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -43,15 +42,16 @@ def attention(
         k: ``(…, kv_heads, M, D)``.
         v: ``(…, kv_heads, M, E)``.
         method: `smyrf.Smyrf`, `smyrf.Tangent` or `smyrf.Dense`, or one for each head in a `smyrf.PerHead`.
-        key_mask: ``(…, M)`` bool without the axis of heads, True = may be attended to. A masked key has
-            weight zero, whatever is in it; where all are masked the output is zero.
-        is_causal: query i sees keys j <= i, position 0 of both aligned.
+        key_mask: ``(…, M)`` bool without the axis of heads, True = may be attended to. A masked key has weight zero,
+            whatever it holds; where all keys are masked the output is zero.
+        is_causal: query i sees keys j <= i; position 0 of both is aligned.
         scale: of the scores; D ** -0.5 by default (the paper's formulas have 1).
-        dropout_p: share of the attention weights that is dropped, always, as in PyTorch's function.
+        dropout_p: share of the attention weights that is dropped, also in eval mode, as in PyTorch's function.
         enable_gqa: allow `heads` to be a multiple of `kv_heads`.
-        generator: a seed or a generator makes clusters and dropout repeatable; None uses PyTorch's own.
-            The same seed gives the same result for a row whatever the batch around it (dropout apart).
-        backend: one of `smyrf.backends()`, or None for the fastest: "native" on a CPU, else "torch".
+        generator: a seed or a generator makes clusters and dropout repeatable; None uses PyTorch's own. The same seed
+            gives the same result for a row whatever the batch around it (dropout excepted).
+        backend: one of `smyrf.backends()`, by which the whole call runs, or None for the fastest: "native" on a CPU,
+            else "torch".
 
     Returns:
         ``(…, heads, N, E)``, in the dtype of `v`.
@@ -69,63 +69,31 @@ def attention(
     References:
         Daras, Odena, Kitaev, Dimakis: SMYRF: Efficient Attention using Asymmetric Clustering, 2020.
     """
-    return seeded_attention(
-        q,
-        k,
-        v,
-        method=method,
-        key_mask=key_mask,
-        is_causal=is_causal,
-        scale=scale,
-        dropout_p=dropout_p,
-        enable_gqa=enable_gqa,
-        generator=generator,
-        dropout_generator=generator,
-        backend=backend,
-    )
+    check_method(method)
+    check_backend(backend)
+    check_generator(generator)
+    call = read_arguments(q, k, v, key_mask, is_causal, scale, dropout_p, enable_gqa)
+    out = serve(call, method, backend=backend, generator=generator, dropout_generator=generator)
+    return out.reshape(*q.shape[:-1], v.shape[-1])
 
 
-def seeded_attention(
+def read_arguments(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
-    method: Method,
     key_mask: Tensor | None,
     is_causal: bool,
     scale: float | None,
     dropout_p: float,
     enable_gqa: bool,
-    generator: torch.Generator | int | None,
-    dropout_generator: torch.Generator | int | None,
-    backend: str | None = None,
-) -> Tensor:
-    """`attention` with clusters from one generator and dropout from another."""
-    check_method(method)
-    check_backend(backend)
-    check_generator(generator)
-    check_generator(dropout_generator, "dropout_generator")
+) -> Call:
+    """Check the arguments of `attention` and make its record, with four axes, under autocast's dtype."""
     check_scale(scale)
     check_dropout("dropout_p", dropout_p)
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name}={flag!r} must be a bool")
     check_tensors(q, k, v, key_mask, enable_gqa)
-    if isinstance(method, PerHead):
-        return _by_head(
-            q,
-            k,
-            v,
-            method,
-            key_mask=key_mask,
-            is_causal=is_causal,
-            scale=scale,
-            dropout_p=dropout_p,
-            generator=generator,
-            dropout_generator=dropout_generator,
-            backend=backend,
-        )
-
     device = q.device.type
     # As for PyTorch's own function, which is on autocast's list.
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -133,108 +101,69 @@ def seeded_attention(
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
-
-    lead = q.shape[:-2]  # (…, heads)
     q, k, v = (four_axes(x) for x in (q, k, v))  # (batch, heads, N, D), (batch, kv_heads, M, D or E)
-    if key_mask is not None:
-        key_mask = key_mask.reshape(len(q), k.shape[2])  # (batch, M)
-        # Weight zero times NaN is NaN: what must not count is taken out before it is multiplied.
-        hidden = ~key_mask[:, None, :, None]  # (batch, 1, M, 1)
-        k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
-
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if scale <= 0.0:  # PyTorch's function multiplies its -inf by it, or takes its root
         q, scale = q * scale, 1.0
-    n_queries, n_keys = q.shape[2], k.shape[2]
-    short = is_causal and is_one_block(n_queries, n_keys)
-    exact = short or method.is_exact(n_queries, n_keys)
-    # PyTorch's function has no causal mask together with a key mask except as an N × M matrix, which is made for
-    # short sequences alone, and takes no generator for its dropout; there, and where a backend is asked for, exact
-    # attention is a list too.
-    asked = backend is not None or (dropout_p > 0.0 and dropout_generator is not None)
-    if q.numel() == 0 or (exact and not asked and (short or key_mask is None or not is_causal)):
-        mask = None if key_mask is None else key_mask[:, None, None]  # (batch, 1, 1, M)
-        if short and mask is not None:
-            mask, is_causal = mask & mask.new_ones(n_queries, n_keys).tril(), False  # (batch, 1, N, M)
-        out = _exact(q, k, v, mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale)
-    else:
-        # Only what is random draws a number: PyTorch's own generator is left alone otherwise.
-        seed = draw_seed(generator if isinstance(method, Smyrf) else 0)
-        make = causal_groups if is_causal else group
-        groups = make(q, k, v, method, seed=seed, scale=scale, key_mask=key_mask)
-        if dropout_p > 0.0 and (dropout_generator is not generator or not isinstance(method, Smyrf)):
-            seed = draw_seed(dropout_generator)
-        out, _ = attend(q, k, v, groups, scale=scale, dropout_p=dropout_p, seed=seed, backend=backend)
-    return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])
+    key_mask = None if key_mask is None else key_mask.reshape(len(q), k.shape[2])  # (batch, M)
+    return Call(q, k, v, scale, key_mask, is_causal, dropout_p)
 
 
-def _exact(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, dropout_p: float, is_causal: bool, scale: float
+def serve(
+    call: Call,
+    method: Method,
+    *,
+    backend: str | None,
+    generator: torch.Generator | int | None,
+    dropout_generator: torch.Generator | int | None,
 ) -> Tensor:
-    """PyTorch's attention.
-
-    On a CPU its fused kernel wants values as wide as keys, which zeros make them, and vectors whose numbers lie side by
-    side. Else it forms the N × M map: two to five times the time, and 4 GiB for each head at 65,536 queries on 16,384
-    keys. Forward-mode derivatives are defined for that map alone, and dropout is applied to it alone.
-    """
-    gqa, width = q.shape[1] != k.shape[1], v.shape[-1]
-    if q.device.type == "cpu" and not dropout_p and not in_forward_mode((q, k, v)):
-        wide = max(width, q.shape[-1])
-        q, k, v = (F.pad(x, (0, wide - x.shape[-1])) if x.shape[-1] < wide else x for x in (q, k, v))
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    return exact_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)[..., :width]
+    """Output of a call ``(batch, heads, N, E)``, with clusters from one generator and dropout from another."""
+    if isinstance(method, PerHead):
+        return _by_head(call, method, backend, generator, dropout_generator)
+    if call.q.numel() == 0:
+        return dense_attention(call)
+    layout = call.plan(method)
+    # PyTorch's function takes a causal mask together with a key mask only as an N × M matrix, which is made only for
+    # short sequences, and takes no generator for its dropout. There, and where a backend is asked for, exact attention
+    # is a list of groups too.
+    asked = backend is not None or (call.dropout_p > 0.0 and dropout_generator is not None)
+    needs_matrix = call.is_causal and call.key_mask is not None and not is_one_block(call.n_queries, call.n_keys)
+    if layout.is_exact and not asked and not needs_matrix:
+        return dense_attention(call)
+    is_random = method.is_random and not layout.is_exact
+    seed = draw_seed(generator) if is_random else None  # PyTorch's generator advances only for what is random
+    dropout_seed = None
+    if call.dropout_p > 0.0:
+        dropout_seed = seed if is_random and dropout_generator is generator else draw_seed(dropout_generator)
+    run = find_backend(backend, call.q.device)
+    prepared = run.prepare(replace(call, seed=seed, dropout_seed=dropout_seed))
+    out, _ = run.attend(prepared, group(prepared, method, run, layout))
+    return out.to(call.v.dtype)
 
 
 def _by_head(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    call: Call,
     method: PerHead,
-    *,
-    key_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    dropout_p: float,
+    backend: str | None,
     generator: torch.Generator | int | None,
     dropout_generator: torch.Generator | int | None,
-    backend: str | None,
 ) -> Tensor:
-    """`seeded_attention`, the heads of each method in a call of their own."""
-    heads = 1 if q.dim() == 2 else q.shape[-3]
+    """`serve` with the heads of each method in a call of their own."""
+    heads = call.q.shape[1]
     if len(method.methods) != heads:
-        raise ValueError(f"method has {len(method.methods)} methods for the {heads} heads of q {tuple(q.shape)}")
+        raise ValueError(f"method has {len(method.methods)} methods for the {heads} heads of q {tuple(call.q.shape)}")
     parts, order = [], []
     for n, (one, chosen) in enumerate(method.groups().items()):
-        mine, its_k, its_v = q, k, v
-        if len(chosen) < heads:
-            at = torch.tensor(chosen, device=q.device)
-            mine = q.index_select(-3, at)  # (…, chosen, N, D)
-            at = at // (heads // k.shape[-3])  # key heads
-            its_k, its_v = k.index_select(-3, at), v.index_select(-3, at)  # (…, chosen, M, D or E)
         dropout = dropout_generator
-        if isinstance(dropout, int):  # heads of different groups must not drop the same places
+        if isinstance(dropout, int):  # heads of different methods must not drop the same places
             dropout = (dropout + n) % 2**63
-        parts.append(
-            seeded_attention(
-                mine,
-                its_k,
-                its_v,
-                method=one,
-                key_mask=key_mask,
-                is_causal=is_causal,
-                scale=scale,
-                dropout_p=dropout_p,
-                enable_gqa=True,
-                generator=generator,
-                dropout_generator=dropout,
-                backend=backend,
-            )
-        )
+        part = call if len(chosen) == heads else call.heads(chosen)
+        parts.append(serve(part, one, backend=backend, generator=generator, dropout_generator=dropout))
         order += chosen
     if len(parts) == 1:
         return parts[0]
-    place = torch.tensor(order, device=q.device).argsort()
-    return torch.cat(parts, dim=-3).index_select(-3, place)  # (…, heads, N, E)
+    place = torch.tensor(order, device=call.q.device).argsort()
+    return torch.cat(parts, dim=1).index_select(1, place)  # (batch, heads, N, E)
 
 
 def check_scale(scale: object) -> None:
@@ -253,13 +182,6 @@ def check_dropout(name: str, dropout: object) -> None:
         raise TypeError(f"{name}={dropout!r} must be a number")
     if not 0.0 <= dropout <= 1.0:
         raise ValueError(f"{name}={dropout} must be in [0, 1]")
-
-
-def four_axes(x: Tensor) -> Tensor:
-    """``(…, heads, N, D)`` → ``(batch, heads, N, D)``."""
-    if x.dim() == 2:
-        return x[None, None]
-    return x if x.dim() == 4 else x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, enable_gqa: bool) -> None:

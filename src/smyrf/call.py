@@ -139,6 +139,19 @@ class Call:
         q, k, v = self.q[rows, head : head + 1], self.k[rows, its : its + 1], self.v[rows, its : its + 1]
         return replace(self, q=q, k=k, v=v, key_mask=None if self.key_mask is None else self.key_mask[rows])
 
+    def heads(self, chosen: list[int]) -> Call:
+        """Some query heads, each with the key head that it uses.
+
+        Example:
+            >>> q, k = torch.randn(1, 4, 5, 6), torch.randn(1, 2, 7, 6)
+            >>> Call(q, k, k, 0.5).heads([0, 3]).k.shape
+            torch.Size([1, 2, 7, 6])
+        """
+        at = torch.tensor(chosen, device=self.q.device)
+        of_keys = at // self.heads_per_key_head
+        q, k, v = self.q.index_select(1, at), self.k.index_select(1, of_keys), self.v.index_select(1, of_keys)
+        return replace(self, q=q, k=k, v=v)
+
     def read_rows(self, document: int = 0) -> Tensor:
         """Queries whose outputs are read: where queries and keys are the same tokens, those that are not padding.
 

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from smyrf.attention import check_dropout, check_scale, seeded_attention
-from smyrf.methods import Dense, Method, PerHead, Smyrf, check_method
+from smyrf.attention import check_dropout, check_scale, read_arguments, serve
+from smyrf.backends import check_backend
+from smyrf.methods import Method, PerHead, Smyrf, check_method
 from smyrf.seeds import check_generator
 
 __all__ = ["MultiheadAttention", "SmyrfAttention"]
@@ -23,14 +24,15 @@ Observer: TypeAlias = Callable[[Tensor, Tensor, Tensor, float | None, Tensor | N
 
 
 class SmyrfAttention(nn.Module):
-    """Attention without weights of its own: a method, as a layer.
+    """Attention as a layer without weights.
 
     Args:
         method: what to compute; the paper's method by default.
         dropout: share of the attention weights that is dropped in training.
         scale: of the scores; width ** -0.5 by default.
-        seed: makes every call use the same clusters; None draws new ones from PyTorch's generator, which
-            dropout always does.
+        seed: makes every call use the same clusters; None draws new ones from PyTorch's generator, as dropout always
+            does.
+        backend: as in `smyrf.attention`.
 
     Example:
         >>> import torch, smyrf
@@ -47,6 +49,7 @@ class SmyrfAttention(nn.Module):
         dropout: float = 0.0,
         scale: float | None = None,
         seed: int | None = None,
+        backend: str | None = None,
     ) -> None:
         super().__init__()
         self.method = Smyrf() if method is None else method
@@ -54,9 +57,11 @@ class SmyrfAttention(nn.Module):
         check_generator(seed, "seed")
         check_scale(scale)
         check_dropout("dropout", dropout)
+        check_backend(backend)
         self.dropout = dropout
         self.scale = scale
         self.seed = seed
+        self.backend = backend
         self.observer: Observer | None = None
 
     def forward(
@@ -71,37 +76,29 @@ class SmyrfAttention(nn.Module):
         """Arguments and result as in `smyrf.attention`."""
         if self.observer is not None and self.training:
             self.observer(q, k, v, self.scale, key_mask, is_causal)
-        return seeded_attention(
-            q,
-            k,
-            v,
-            method=self.method,
-            key_mask=key_mask,
-            is_causal=is_causal,
-            scale=self.scale,
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=enable_gqa,
-            generator=self.seed,
-            dropout_generator=None,
-        )
+        dropout = self.dropout if self.training else 0.0
+        call = read_arguments(q, k, v, key_mask, is_causal, self.scale, dropout, enable_gqa)
+        out = serve(call, self.method, backend=self.backend, generator=self.seed, dropout_generator=None)
+        return out.reshape(*q.shape[:-1], v.shape[-1])
 
     def extra_repr(self) -> str:
-        return f"{self.method}, dropout={self.dropout}, scale={self.scale}, seed={self.seed}"
+        backend = "" if self.backend is None else f", backend={self.backend!r}"
+        return f"{self.method}, dropout={self.dropout}, scale={self.scale}, seed={self.seed}{backend}"
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """``torch.nn.MultiheadAttention`` with a method: the same arguments, the same weights.
 
-    A state dict of the one loads into the other. Masks follow PyTorch's module: in `key_padding_mask` True
-    means "ignore". There are two differences. `need_weights` is False by default: the N × M map is what
-    this module exists to avoid, and only `Dense` can return it. An arbitrary `attn_mask` needs `Dense`;
-    for a causal one say ``is_causal=True``, with or without the mask itself. Around layers that have this
-    module, build ``nn.TransformerEncoder(…, enable_nested_tensor=False)``.
+    State dicts load in both directions. Masks follow PyTorch's module: in `key_padding_mask` True means "ignore". There
+    are two differences. `need_weights` is False by default: this module exists to avoid the N × M map, and only `Dense`
+    can return it. An arbitrary `attn_mask` needs `Dense`; for a causal one pass ``is_causal=True``, with or without the
+    mask itself. In ``nn.TransformerEncoder`` pass ``enable_nested_tensor=False``.
 
     Args:
         method: what to compute; the paper's method by default.
-        seed: makes every call use the same clusters; None draws new ones from PyTorch's generator, which
-            dropout always does.
+        seed: makes every call use the same clusters; None draws new ones from PyTorch's generator, as dropout always
+            does.
+        backend: as in `smyrf.attention`.
 
     Example:
         >>> import torch, smyrf
@@ -130,6 +127,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         *,
         method: Method | None = None,
         seed: int | None = None,
+        backend: str | None = None,
     ) -> None:
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
@@ -142,7 +140,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         if isinstance(self.method, PerHead) and len(self.method.methods) != num_heads:
             raise ValueError(f"method has {len(self.method.methods)} methods for {num_heads=}")
         check_generator(seed, "seed")
+        check_backend(backend)
         self.seed = seed
+        self.backend = backend
         self.observer: Observer | None = None
 
     def forward(
@@ -163,7 +163,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             ``(B, heads, N, M)`` without `average_attn_weights`.
         """
         self._check_inputs(query, key, value)
-        dense = isinstance(self.method, Dense)
+        dense = self.method.is_dense
         if need_weights and not dense:
             raise ValueError(
                 f"need_weights=True needs the N × M map, which method={self.method} never forms: use Dense()"
@@ -190,19 +190,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         if need_weights or (attn_mask is not None and not is_causal):
             out, weights = self._dense_with_map(q, k, v, key_mask, attn_mask, is_causal)
         else:
-            out = seeded_attention(
-                q,
-                k,
-                v,
-                method=self.method,
-                key_mask=key_mask,
-                is_causal=is_causal,
-                scale=None,
-                dropout_p=self.dropout if self.training else 0.0,
-                enable_gqa=False,
-                generator=self.seed,
-                dropout_generator=None,
-            )
+            dropout = self.dropout if self.training else 0.0
+            call = read_arguments(q, k, v, key_mask, is_causal, None, dropout, False)
+            out = serve(call, self.method, backend=self.backend, generator=self.seed, dropout_generator=None)
         out = self.out_proj(out.transpose(1, 2).flatten(2))  # (B, N, width)
 
         if not need_weights or weights is None:
@@ -265,7 +255,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             mask = key_padding_mask == 0
             if not torch.compiler.is_compiling() and bool((key_padding_mask[~mask] != -torch.inf).any()):
                 raise ValueError(
-                    "key_padding_mask must hold 0 and -inf alone, or be bool: a finite bias has no place here"
+                    "key_padding_mask must hold only 0 and -inf, or be bool: a finite bias cannot be applied"
                 )
         else:
             raise TypeError(f"key_padding_mask must be bool or floating, not {key_padding_mask.dtype}")
@@ -286,7 +276,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         attn_mask: Tensor | None,
         is_causal: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Dense attention with its N × M map, for what nothing else can do."""
+        """Dense attention with its N × M map, for weights and arbitrary masks."""
         if key_mask is not None:  # weight zero times NaN is NaN
             hidden = ~key_mask[:, None, :, None]  # (B, 1, M, 1)
             k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)

@@ -1,7 +1,7 @@
 """Dropout of attention weights by a counter: the mask of a pair is a function, never stored.
 
-Whether a weight is kept is a hash of the seed, the list, the row, the query and the key. So forward,
-backward and every backend agree, however the work is cut into chunks.
+Whether a weight is kept is a hash of the seed, the list, the row, the query and the key. So forward, backward and every
+backend agree, however the work is cut into chunks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def keep(seed: Tensor, streams: Tensor, queries: Tensor, keys: Tensor, p: float)
     start = int(seed)
     stream = _mix(_mix(streams ^ (start & MASK_32)) ^ (start >> 32 & MASK_32))  # (G,)
     by_query = _mix(queries ^ stream[:, None])  # (G, C)
-    by_key = _mix((keys + 0x5BD1E995) ^ stream[:, None])  # (G, S)
+    by_key = _mix((keys.long() + 0x5BD1E995) ^ stream[:, None])  # (G, S)
     bits = _mix(by_query[:, :, None] ^ by_key[:, None, :])  # (G, C, S)
     grow = 1.0 / (1.0 - p) if p < 1.0 else 0.0
     return (bits >= int(p * 2**32)).float().mul_(grow)

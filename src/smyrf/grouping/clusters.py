@@ -1,10 +1,9 @@
 """Balanced clusters from sorted hashes (§3.3 of the paper, "Adaptive Clustering").
 
-Queries and keys are sorted independently by their hashes; cluster i is the i-th run of the queries
-and the i-th run of the keys. Where L divides both counts this is the paper's clustering. Where it
-does not, and where keys are masked, every cluster still takes runs of one length: neighbouring runs
-then overlap by what is missing, so that no cluster is larger than another, none is filled with
-padding, and each valid key is in at least one. A query in two runs belongs to the first.
+Queries and keys are sorted independently by their hashes; cluster i is the i-th run of the queries and the i-th run of
+the keys. Where L divides both counts this is the paper's clustering. Otherwise, and where keys are masked, runs keep
+one length and neighbouring runs overlap: no cluster is larger than another, none is padded, and each valid key is in at
+least one. A query in two runs belongs to the first.
 
 Shapes: B rows (batch × heads), N queries, M keys, H rounds, L clusters, C and S queries and keys
         per cluster.
@@ -17,28 +16,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from smyrf.call import Call
 from smyrf.grouping.groups import Groups
-from smyrf.grouping.hashing import sort_by_hash
-from smyrf.methods import Smyrf
+from smyrf.grouping.stages import Backend
+from smyrf.methods import Smyrf, SmyrfLayout
 
 
-def cluster(
-    q: Tensor,
-    k: Tensor,
-    method: Smyrf,
-    *,
-    seed: Tensor,
-    scale: float,
-    key_mask: Tensor | None = None,
-) -> list[Groups]:
+def smyrf_groups(call: Call, method: Smyrf, layout: SmyrfLayout, backend: Backend) -> list[Groups]:
     """Who attends to whom: one list of clusters per hashing round.
-
-    Args:
-        q: ``(batch, heads, N, D)``.
-        k: ``(batch, kv_heads, M, D)``; head h uses key head h · kv_heads // heads.
-        seed: from `smyrf.seeds.draw_seed`.
-        scale: by which queries are multiplied (the paper's formulas have 1).
-        key_mask: ``(batch, M)`` bool, True = may be attended to.
 
     Returns:
         H lists with B = batch · heads rows.
@@ -46,33 +31,23 @@ def cluster(
     Example:
         >>> import torch
         >>> from smyrf import Smyrf
+        >>> from smyrf.backends import find_backend
         >>> q, k = torch.randn(2, 3, 24, 5), torch.randn(2, 3, 31, 5)
-        >>> rounds = cluster(q, k, Smyrf(4, 8), seed=torch.tensor(0), scale=1.0)
+        >>> call, method = Call(q, k, k, scale=1.0, seed=torch.tensor(0)), Smyrf(4, 8)
+        >>> rounds = smyrf_groups(call, method, call.plan(method), find_backend("torch"))
         >>> len(rounds), rounds[0].shape
         (4, (6, 3, 8, 11))
     """
-    _, heads, n_queries, _ = q.shape
-    n_keys = k.shape[2]
-    n_clusters = method.n_clusters(n_queries, n_keys)
-    q_order, k_order = sort_by_hash(
-        q.detach(),
-        k.detach(),
-        key_mask,
-        seed,
-        scale,
-        method.n_hashes,
-        n_clusters,
-        method.transform,
-        method.hashing,
-    )
+    heads, n_clusters = call.q.shape[1], layout.n_clusters
+    q_order, k_order = backend.sort_by_hash(call, method, n_clusters)
     q_order, k_order = q_order.flatten(0, 1), k_order.flatten(0, 1)  # (B, H, N), (B, H, M)
-    valid = None if key_mask is None else key_mask.sum(-1).repeat_interleave(heads)  # (B,)
+    valid = None if call.key_mask is None else call.key_mask.sum(-1).repeat_interleave(heads)  # (B,)
     queries = _runs(q_order, n_clusters, owned=True)  # (B, H, L, C)
     keys = _runs(k_order, n_clusters, valid)  # (B, H, L, S)
     rounds = [Groups(queries=a, keys=b) for a, b in zip(queries.unbind(1), keys.unbind(1), strict=True)]
     if method.deduplicate:
-        starts = _starts(n_keys, n_clusters, valid, k.device)  # (1 or B, L)
-        return [replace(groups, repeats=_count_meetings(groups, rounds, k_order, starts)) for groups in rounds]
+        starts = _starts(call.n_keys, n_clusters, valid, call.k.device)  # (1 or B, L)
+        return [replace(groups, multiplicity=_count_meetings(groups, rounds, k_order, starts)) for groups in rounds]
     return rounds
 
 
@@ -82,7 +57,7 @@ def _runs(order: Tensor, n_clusters: int, valid: Tensor | None = None, owned: bo
     Args:
         order: ``(B, H, N)``, the sorted indices, valid ones first.
         valid: ``(B,)``, how many are valid, or None if all are.
-        owned: each index stands in the first of its runs alone.
+        owned: each index stands only in the first of its runs.
 
     Returns:
         ``(B, H, L, ⌈N / L⌉)``, -1 where there are not enough.
@@ -124,7 +99,7 @@ def _count_meetings(groups: Groups, rounds: list[Groups], k_order: Tensor, k_sta
     counts = torch.zeros(groups.shape, dtype=torch.int16, device=keys.device)
     for h, other in enumerate(rounds):
         # Where each key stands in this round, and where the run of each query's cluster starts. Empty
-        # query slots write to a place behind all queries, which nothing reads.
+        # query slots write to a place after all queries, which nothing reads.
         place = torch.empty_like(positions).scatter_(-1, k_order[:, h].long(), positions)  # (B, M)
         owner = torch.where(other.queries < 0, n_places, other.queries).flatten(1).long()
         start = starts.new_zeros(rows, n_places + 1).scatter_(-1, owner, starts)  # (B, ≥ N)

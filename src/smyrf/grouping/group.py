@@ -1,47 +1,33 @@
-"""Who attends to whom, by any method: the one place that knows which method is made where."""
+"""From a call to lists of groups, by any method."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from smyrf.call import Call
+from smyrf.grouping.by_method import plain_groups
+from smyrf.grouping.causal import causal_groups
+from smyrf.grouping.groups import Groups
+from smyrf.grouping.stages import Backend
+from smyrf.methods import CausalLayout, Layout, Method
 
-from smyrf.grouping.clusters import cluster
-from smyrf.grouping.groups import Groups, all_pairs
-from smyrf.grouping.tangent.levels import tangent_groups
-from smyrf.methods import Method, Smyrf, Tangent
 
-
-def group(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    method: Method,
-    *,
-    seed: Tensor,
-    scale: float,
-    key_mask: Tensor | None = None,
-) -> list[Groups]:
-    """Lists of groups for attention without a causal mask.
+def group(call: Call, method: Method, backend: Backend, layout: Layout | CausalLayout | None = None) -> list[Groups]:
+    """Who meets whom: lists of groups that form one softmax.
 
     Args:
-        q: ``(batch, heads, N, D)``.
-        k: ``(batch, kv_heads, M, D)``; head h uses key head h · kv_heads // heads.
-        v: ``(batch, kv_heads, M, E)``.
-        seed: from `smyrf.seeds.draw_seed`.
-        scale: of the scores.
-        key_mask: ``(batch, M)`` bool, True = may be attended to.
+        call: as `backend.prepare` returns it.
+        layout: sizes of the method on this call; computed if not given.
 
     Example:
         >>> import torch
-        >>> from smyrf import Dense
-        >>> x = torch.randn(1, 2, 5, 4)
-        >>> [g.shape for g in group(x, x, x, Dense(), seed=torch.tensor(0), scale=0.5)]
-        [(2, 1, 5, 5)]
+        >>> from smyrf import Smyrf
+        >>> from smyrf.backends import find_backend
+        >>> q, k = torch.randn(2, 3, 24, 5), torch.randn(2, 3, 31, 5)
+        >>> call = Call(q, k, k, scale=1.0, seed=torch.tensor(0))
+        >>> rounds = group(call, Smyrf(4, 8), find_backend("torch"))
+        >>> len(rounds), rounds[0].shape
+        (4, (6, 3, 8, 11))
     """
-    if method.is_exact(q.shape[2], k.shape[2]):
-        batch, heads, n_queries, _ = q.shape
-        mask = None if key_mask is None else key_mask.repeat_interleave(heads, dim=0)
-        return [all_pairs(batch * heads, n_queries, k.shape[2], mask, q.device)]
-    if isinstance(method, Tangent):
-        return tangent_groups(q, k, v, method, scale=scale, key_mask=key_mask)
-    assert isinstance(method, Smyrf)
-    return cluster(q, k, method, seed=seed, scale=scale, key_mask=key_mask)
+    layout = call.plan(method) if layout is None else layout
+    if isinstance(layout, CausalLayout):
+        return causal_groups(call, method, layout, backend)
+    return plain_groups(call, method, layout, backend)

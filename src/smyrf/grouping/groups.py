@@ -1,58 +1,75 @@
-"""The one data structure between clustering and kernels: lists of query groups with their keys.
+"""The data structure between grouping and attention: lists of query groups with their keys.
 
-Shapes: B rows (batch × heads), N queries, M keys, D width, E value width,
-        L groups, C query slots per group, S key slots per group, F extra keys per group.
+Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query slots and S key slots per
+        group, T far keys of a row, F far keys per group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class Extra(NamedTuple):
-    """Keys of a group's own, which are not among the M keys.
+class FarKeys(NamedTuple):
+    """Keys that stand for many: a table of T per row, and which of them each group attends to.
+
+    Groups may share far keys: those of an upper level of Tangent attention belong to all groups below it, and are
+    stored once.
 
     Args:
-        keys: ``(B, L, F, D)``.
-        values: ``(B, L, F, E)``.
-        bias: ``(B, L, F)``, added to their scores; -inf for none.
+        keys: ``(B, T, D)``.
+        values: ``(B, T, E)``.
+        bias: ``(B, T)``, added to their scores; -inf for a far key that stands for nothing.
+        index: ``(L, F)`` int32, the far keys of each group, the same for all rows.
 
     Example:
         >>> import torch
-        >>> Extra(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4), torch.zeros(1, 2, 1)).bias.shape
-        torch.Size([1, 2, 1])
+        >>> far = FarKeys.per_group(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), torch.zeros(1, 2, 3))
+        >>> far.keys.shape, far.index.tolist()
+        (torch.Size([1, 6, 4]), [[0, 1, 2], [3, 4, 5]])
     """
 
     keys: Tensor
     values: Tensor
     bias: Tensor
+    index: Tensor
+
+    @classmethod
+    def per_group(cls, keys: Tensor, values: Tensor, bias: Tensor) -> FarKeys:
+        """Far keys of which each group has its own: ``(B, L, F, D)``, ``(B, L, F, E)`` and ``(B, L, F)``."""
+        _, n_groups, n_far = bias.shape
+        index = torch.arange(n_groups * n_far, dtype=torch.int32, device=bias.device).view(n_groups, n_far)
+        return cls(keys.flatten(1, 2), values.flatten(1, 2), bias.flatten(1, 2), index)
+
+    def of_groups(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys ``(B, L, F, D)``, values ``(B, L, F, E)`` and biases ``(B, L, F)`` of each group."""
+        return self.keys[:, self.index], self.values[:, self.index], self.bias[:, self.index]
 
 
 @dataclass(frozen=True)
 class Groups:
     """One list of L query groups; the queries of a group attend to its keys, and to nothing else.
 
-    A query stands in at most one slot of a list; a key may stand in any number of groups. An index
-    of -1 is an empty slot: as a query it has no output, as a key it has no weight. Several lists
-    (the hashing rounds of SMYRF, the levels of the causal recursion) form one softmax: a pair that
-    meets in two lists counts twice, which is the merge of eq. 15 of the paper.
+    A query stands in at most one slot of a list; a key may stand in any number of groups. An index of -1 is an empty
+    slot: as a query it has no output, as a key it has no weight. Several lists (the hashing rounds of SMYRF, the levels
+    of the causal recursion) form one softmax: a pair that meets in two lists counts twice, which is the merge of
+    eq. 15 of the paper.
 
     Args:
-        queries: ``(B, L, C)`` int32 or int64, indices of queries, or -1.
-        keys: ``(B, L, S)`` of the same dtype, indices of keys, or -1.
-        causal: within a group, query slot i sees key slots j <= i alone.
-        repeats: ``(B, L, C, S)`` integers from 1, or None. The weight of a pair is divided by it,
-            so that a pair which meets in several lists counts once in all.
-        extra: keys of each group's own, or None. A causal list has none.
+        queries: ``(B, L, C)`` int32, indices of queries, or -1.
+        keys: ``(B, L, S)`` int32, indices of keys, or -1.
+        causal: within a group, query slot i sees only key slots j <= i.
+        multiplicity: ``(B, L, C, S)`` integers from 1, or None. The weight of a pair is divided by it, so that a pair
+            that meets in several lists counts once in total.
+        far: far keys of the groups, or None. A causal list has none.
 
     Example:
         >>> import torch
-        >>> halves = torch.arange(6).view(1, 2, 3)
+        >>> halves = torch.arange(6, dtype=torch.int32).view(1, 2, 3)
         >>> Groups(queries=halves, keys=halves).shape
         (1, 2, 3, 3)
     """
@@ -60,8 +77,8 @@ class Groups:
     queries: Tensor
     keys: Tensor
     causal: bool = False
-    repeats: Tensor | None = None
-    extra: Extra | None = None
+    multiplicity: Tensor | None = None
+    far: FarKeys | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -69,26 +86,28 @@ class Groups:
         rows, n_groups, slots = self.queries.shape
         return rows, n_groups, slots, self.keys.shape[-1]
 
-    def key_numbers(self, n_keys: int) -> Tensor:
-        """A number for each key slot, ``(B, L, S + F)``; extra keys are numbered behind the M keys."""
-        if self.extra is None:
-            return self.keys
-        rows, n_groups, n_extra = self.extra.bias.shape
-        numbers = torch.arange(n_groups * n_extra, device=self.keys.device) + n_keys
-        return torch.cat([self.keys, numbers.view(1, n_groups, n_extra).expand(rows, -1, -1)], dim=2)
+    @property
+    def n_far(self) -> int:
+        """F."""
+        return 0 if self.far is None else self.far.index.shape[1]
 
-    def long(self) -> Groups:
-        """The same list with int64 indices."""
-        return replace(self, queries=self.queries.long(), keys=self.keys.long())
+    def key_numbers(self, n_keys: int) -> Tensor:
+        """A number for each key slot, ``(B, L, S + F)``; far keys are numbered after the M keys, group by group."""
+        if self.far is None:
+            return self.keys
+        rows, n_groups = self.keys.shape[:2]
+        numbers = torch.arange(n_groups * self.n_far, dtype=self.keys.dtype, device=self.keys.device) + n_keys
+        return torch.cat([self.keys, numbers.view(1, n_groups, self.n_far).expand(rows, -1, -1)], dim=2)
 
     def rows(self, which: slice) -> Groups:
         """The same list for some of the B rows."""
+        far = self.far
         return Groups(
             queries=self.queries[which],
             keys=self.keys[which],
             causal=self.causal,
-            repeats=None if self.repeats is None else self.repeats[which],
-            extra=None if self.extra is None else Extra(*(x[which] for x in self.extra)),
+            multiplicity=None if self.multiplicity is None else self.multiplicity[which],
+            far=None if far is None else FarKeys(far.keys[which], far.values[which], far.bias[which], far.index),
         )
 
 
@@ -102,43 +121,43 @@ def all_pairs(rows: int, n_queries: int, n_keys: int, key_mask: Tensor | None, d
         >>> import torch
         >>> mask = torch.tensor([[True, False, True]])
         >>> all_pairs(1, 2, 3, mask, mask.device).keys
-        tensor([[[ 0, -1,  2]]])
+        tensor([[[ 0, -1,  2]]], dtype=torch.int32)
     """
-    queries = torch.arange(n_queries, device=device).expand(rows, 1, n_queries)  # (B, 1, N)
-    keys = torch.arange(n_keys, device=device).expand(rows, 1, n_keys)  # (B, 1, M)
+    queries = torch.arange(n_queries, dtype=torch.int32, device=device).expand(rows, 1, n_queries)  # (B, 1, N)
+    keys = torch.arange(n_keys, dtype=torch.int32, device=device).expand(rows, 1, n_keys)  # (B, 1, M)
     if key_mask is not None:
         keys = keys.masked_fill(~key_mask[:, None], -1)
     return Groups(queries=queries, keys=keys)
 
 
 def stack(lists: Sequence[Groups]) -> Groups:
-    """Lists of one shape, without extra keys, as one list with the rows of all.
+    """Lists of one shape, without far keys, as one list with the rows of all.
 
     Example:
         >>> import torch
-        >>> halves = torch.arange(6).view(1, 2, 3)
+        >>> halves = torch.arange(6, dtype=torch.int32).view(1, 2, 3)
         >>> stack([Groups(halves, halves), Groups(halves, halves)]).shape
         (2, 2, 3, 3)
     """
-    repeats = [groups.repeats for groups in lists if groups.repeats is not None]
+    multiplicity = [groups.multiplicity for groups in lists if groups.multiplicity is not None]
     return Groups(
         queries=torch.cat([groups.queries for groups in lists]),
         keys=torch.cat([groups.keys for groups in lists]),
         causal=lists[0].causal,
-        repeats=torch.cat(repeats) if repeats else None,
+        multiplicity=torch.cat(multiplicity) if multiplicity else None,
     )
 
 
-# How one list is packed: what it has beside queries and keys, as bits of one integer.
-_CAUSAL, _REPEATS, _EXTRA = 1, 2, 4
+# What a packed list has besides queries and keys, as bits of one integer.
+_CAUSAL, _MULTIPLICITY, _FAR = 1, 2, 4
 
 
 def pack(lists: Sequence[Groups]) -> tuple[list[Tensor], list[int]]:
-    """Lists as tensors and integers, which is what a custom operator can take.
+    """Lists as tensors and integers, which is what a custom operator takes.
 
     Example:
         >>> import torch
-        >>> halves = torch.arange(6).view(1, 2, 3)
+        >>> halves = torch.arange(6, dtype=torch.int32).view(1, 2, 3)
         >>> tensors, layout = pack([Groups(halves, halves, causal=True), Groups(halves, halves)])
         >>> len(tensors), layout
         (4, [1, 0])
@@ -149,12 +168,12 @@ def pack(lists: Sequence[Groups]) -> tuple[list[Tensor], list[int]]:
     for groups in lists:
         tensors += [groups.queries, groups.keys]
         bits = _CAUSAL if groups.causal else 0
-        if groups.repeats is not None:
-            tensors.append(groups.repeats)
-            bits |= _REPEATS
-        if groups.extra is not None:
-            tensors += groups.extra
-            bits |= _EXTRA
+        if groups.multiplicity is not None:
+            tensors.append(groups.multiplicity)
+            bits |= _MULTIPLICITY
+        if groups.far is not None:
+            tensors += groups.far
+            bits |= _FAR
         layout.append(bits)
     return tensors, layout
 
@@ -167,8 +186,8 @@ def unpack(tensors: Sequence[Tensor], layout: Sequence[int]) -> list[Groups]:
             queries=next(rest),
             keys=next(rest),
             causal=bool(bits & _CAUSAL),
-            repeats=next(rest) if bits & _REPEATS else None,
-            extra=Extra(next(rest), next(rest), next(rest)) if bits & _EXTRA else None,
+            multiplicity=next(rest) if bits & _MULTIPLICITY else None,
+            far=FarKeys(next(rest), next(rest), next(rest), next(rest)) if bits & _FAR else None,
         )
         for bits in layout
     ]

@@ -1,8 +1,8 @@
 """Asymmetric transforms F and G: large inner product ⇔ small Euclidean distance (eq. 4, appendix).
 
-A transform multiplies a vector by a factor and appends coordinates: F(q) = [factor · q; extra]. It
-is kept in these two parts, because a random projection of F(q) needs q·a and the extra coordinates
-alone, never the long vector itself. Both depend on q and k through their norms only.
+A transform multiplies a vector by a factor and appends coordinates: F(q) = [factor · q; extra]. It is kept in these two
+parts, because a random projection of F(q) needs only q·a and the extra coordinates, never the long vector itself. Both
+depend on q and k only through their norms.
 
 Shapes: N queries, M keys, X extra coordinates; the functions see one or more heads in "…".
 """
@@ -34,7 +34,8 @@ class Lifted(NamedTuple):
 
     def apply(self, x: Tensor) -> Tensor:
         """The long vectors [factor · x; extra], ``(…, N, D + X)``."""
-        factor, *extra = (torch.as_tensor(c, dtype=x.dtype).expand(x.shape[:-1]) for c in (self.factor, *self.extra))
+        parts = (torch.as_tensor(c, dtype=x.dtype, device=x.device) for c in (self.factor, *self.extra))
+        factor, *extra = (part.expand(x.shape[:-1]) for part in parts)
         return torch.cat([factor[..., None] * x, *(column[..., None] for column in extra)], dim=-1)
 
     def times(self, number: float) -> Lifted:

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-# ``F.scaled_dot_product_attention`` under a name by which a mode can tell that `smyrf.attention` calls it.
-exact_attention = torch.ops.aten.scaled_dot_product_attention.default
+from smyrf.backends.dense import exact_attention
 
 
 class SdpaCall(NamedTuple):

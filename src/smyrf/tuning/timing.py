@@ -21,7 +21,7 @@ import torch
 import smyrf
 from smyrf.atomic_write import write_json
 from smyrf.attention import attention
-from smyrf.backends import best_backend
+from smyrf.backends import find_backend
 from smyrf.methods import Dense, Method
 from smyrf.models.calls import Call
 
@@ -75,7 +75,7 @@ def machine() -> str:
         True
     """
     threads = torch.get_num_threads()
-    kernel = best_backend(torch.device("cpu"))
+    kernel = find_backend(None, torch.device("cpu")).name
     versions = f"torch {torch.__version__}, smyrf {smyrf.__version__}"
     return f"{cpu()}, {threads} thread{'s' * (threads > 1)}, {versions}, {kernel} kernel"
 

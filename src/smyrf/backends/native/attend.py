@@ -10,6 +10,8 @@ Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L gr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,25 +20,16 @@ from smyrf.backends.forward_mode import refuse_forward_mode
 from smyrf.backends.native import extension
 from smyrf.backends.native.extension import native, ready, rows
 from smyrf.backends.operators import differentiable, register
-from smyrf.grouping.groups import Extra, Groups, pack, unpack
+from smyrf.call import Call
+from smyrf.grouping.groups import FarKeys, Groups, pack, unpack
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    groups: Sequence[Groups],
-    *,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Arguments and results as in `smyrf.backends.attend`."""
-    if q.device.type != "cpu":
-        raise ValueError(f"backend='native' runs on the CPU, but q is on {q.device}")
-    refuse_forward_mode((q, k, v), "backend='native'", "pass backend='reference'")
+def attend(call: Call, groups: Sequence[Groups]) -> tuple[Tensor, Tensor]:
+    """Attention of each query to the keys of its groups (`smyrf.grouping.stages.Attend`)."""
+    refuse_forward_mode((call.q, call.k, call.v), "backend='native'", "pass backend='reference'")
+    groups = [one if one.far is None else replace(one, far=FarKeys.per_group(*one.far.of_groups())) for one in groups]
     tensors, layout = pack(groups)
-    return _attend(q, k, v, tensors, layout, scale, dropout_p, seed)
+    return _attend(call.q, call.k, call.v, tensors, layout, call.scale, call.dropout_p, call.dropout_seed)
 
 
 @torch.library.custom_op("smyrf::attend_native", mutates_args=(), device_types="cpu")
@@ -95,7 +88,7 @@ def _attend_backward(
     dq, dk, dv = grads[:3]
     groups = unpack(tensors, layout)
     of_extras = iter(grads[3:])
-    dextras = [one.extra and Extra(next(of_extras), next(of_extras), next(of_extras)) for one in groups]
+    dextras = [one.far and (next(of_extras), next(of_extras), next(of_extras)) for one in groups]
     lists, _alive = _lists(groups, q.dtype, dextras)
     native.backward(
         q.dtype == torch.float64,
@@ -128,15 +121,15 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
 
 
 def _lists(
-    groups: Sequence[Groups], dtype: torch.dtype, dextras: Sequence[Extra | None] | None = None
+    groups: Sequence[Groups], dtype: torch.dtype, dextras: Sequence[Any] | None = None
 ) -> tuple[list[list[int]], list[Tensor]]:
     """Lists as numbers, and the tensors that must live as long as these are in use."""
     found, alive = [], []
     for i, one in enumerate(groups):
         _, n_groups, slots, size = one.shape
         queries, keys = (_index(x) for x in (one.queries, one.keys))
-        repeats = None if one.repeats is None else one.repeats.to(torch.int16).contiguous()
-        extra = [] if one.extra is None else [x.to(dtype).contiguous() for x in one.extra]
+        repeats = None if one.multiplicity is None else one.multiplicity.to(torch.int16).contiguous()
+        extra = [] if one.far is None else [x.to(dtype).contiguous() for x in one.far[:3]]
         dextra = None if dextras is None else dextras[i]
         alive += [queries, keys, *extra, *([] if repeats is None else [repeats])]
         found.append(
@@ -144,7 +137,7 @@ def _lists(
                 n_groups,
                 slots,
                 size,
-                0 if one.extra is None else one.extra.bias.shape[2],
+                one.n_far,
                 queries.data_ptr(),
                 queries.stride(0),
                 keys.data_ptr(),

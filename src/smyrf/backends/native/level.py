@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from smyrf.backends.native import extension
-from smyrf.grouping.tangent.candidates import Candidates
+from smyrf.backends.torch.candidates import Candidates
 from smyrf.methods.levels import Level
 
 

@@ -1,9 +1,7 @@
-"""`attend` as the equations say it: plain, differentiable PyTorch, on any device.
+"""`attend` as the equations say it: softmax inside each group, and the merge of eq. 15.
 
-Slow and easy to check; every other kernel is tested against it.
-
-Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, H lists, L groups,
-        C query slots, S key slots per group (extra keys included).
+Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, H lists, L groups, C query slots and S key
+        slots per group, F far keys per group.
 """
 
 from __future__ import annotations
@@ -14,50 +12,24 @@ import torch
 from torch import Tensor
 
 from smyrf.backends.dropout import keep
+from smyrf.backends.reference.prepare import prepare
+from smyrf.call import Call
 from smyrf.grouping.groups import Groups
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    groups: Sequence[Groups],
-    *,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Arguments and results as in `smyrf.backends.attend`."""
-    batch, heads, n_queries, _ = q.shape
-    repeat = heads // k.shape[1]
-    q_rows = q.flatten(0, 1)  # (B, N, D)
-    k_rows, v_rows = (x.repeat_interleave(repeat, dim=1).flatten(0, 1) for x in (k, v))  # (B, M, D), (B, M, E)
-    if q.dtype in (torch.float16, torch.bfloat16):
-        q_rows, k_rows, v_rows = q_rows.float(), k_rows.float(), v_rows.float()
-
-    rounds = [
-        attend_round(q_rows, k_rows, v_rows, g.long(), scale=scale, dropout_p=dropout_p, seed=seed, round_index=h)
-        for h, g in enumerate(groups)
-    ]
+def attend(call: Call, groups: Sequence[Groups]) -> tuple[Tensor, Tensor]:
+    """Attention of each query to the keys of its groups (`smyrf.grouping.stages.Attend`)."""
+    call = prepare(call)
+    rounds = [attend_round(call, one, h) for h, one in enumerate(groups)]
     out, lse = merge_rounds(
         torch.stack([o for o, _ in rounds]),  # (H, B, N, E)
         torch.stack([s for _, s in rounds]),  # (H, B, N)
     )
-    out = out.view(batch, heads, n_queries, v.shape[-1]).to(v.dtype)
-    return out, lse.view(batch, heads, n_queries).detach()
+    shape = call.q.shape[:3]
+    return out.view(*shape, out.shape[-1]), lse.view(shape).detach()
 
 
-def attend_round(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    groups: Groups,
-    *,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    round_index: int,
-) -> tuple[Tensor, Tensor]:
+def attend_round(call: Call, groups: Groups, round_index: int) -> tuple[Tensor, Tensor]:
     """Dense attention inside each group of one list.
 
     w_k = exp(q·k) / Σ_{k' ∈ K_q} exp(q·k'), o_q = Σ_k w_k v_k, and the logarithm of the denominator.
@@ -65,6 +37,7 @@ def attend_round(
     Returns:
         ``(B, N, E)`` and ``(B, N)``; a query that meets no key has 0 and -inf.
     """
+    q, k, v = (x.flatten(0, 1) for x in (call.q, call.k, call.v))  # (B, N, D), (B, M, D), (B, M, E)
     rows, n_groups, slots, size = groups.shape
     row = torch.arange(rows, device=q.device)[:, None, None]  # (B, 1, 1)
     gq = q[row, groups.queries.clamp(min=0)]  # (B, L, C, D)
@@ -74,29 +47,30 @@ def attend_round(
     if groups.causal:
         valid = valid & torch.ones(slots, size, dtype=torch.bool, device=q.device).tril()
     bias = q.new_zeros(valid.shape)
-    if groups.repeats is not None:
-        bias = bias - groups.repeats.to(bias).log()
-    if groups.extra is not None:
-        gk = torch.cat([gk, groups.extra.keys.to(gk)], dim=2)  # (B, L, S + F, D)
-        gv = torch.cat([gv, groups.extra.values.to(gv)], dim=2)  # (B, L, S + F, E)
-        extra = groups.extra.bias.to(bias)[:, :, None, :].expand(-1, -1, slots, -1)  # (B, L, C, F)
-        valid = torch.cat([valid, extra != -torch.inf], dim=-1)
-        bias = torch.cat([bias, extra.masked_fill(extra == -torch.inf, 0.0)], dim=-1)
+    if groups.multiplicity is not None:
+        bias = bias - groups.multiplicity.to(bias).log()
+    if groups.far is not None:
+        far_keys, far_values, far_bias = groups.far.of_groups()  # (B, L, F, D), (B, L, F, E), (B, L, F)
+        gk = torch.cat([gk, far_keys.to(gk)], dim=2)  # (B, L, S + F, D)
+        gv = torch.cat([gv, far_values.to(gv)], dim=2)  # (B, L, S + F, E)
+        far_bias = far_bias.to(bias)[:, :, None, :].expand(-1, -1, slots, -1)  # (B, L, C, F)
+        valid = torch.cat([valid, far_bias != -torch.inf], dim=-1)
+        bias = torch.cat([bias, far_bias.masked_fill(far_bias == -torch.inf, 0.0)], dim=-1)
 
-    scores = scale * (gq @ gk.transpose(-1, -2)) + bias  # (B, L, C, S)
+    scores = call.scale * (gq @ gk.transpose(-1, -2)) + bias  # (B, L, C, S + F)
     alive = valid.any(-1, keepdim=True)  # (B, L, C, 1)
     # Rows without a key are computed on zeros and dropped afterwards, so that no NaN reaches a gradient.
     scores = torch.where(alive, scores.masked_fill(~valid, -torch.inf), 0.0)
     lse = scores.logsumexp(-1, keepdim=True)  # (B, L, C, 1)
     weights = torch.where(alive, scores.softmax(-1), 0.0)
-    if dropout_p > 0.0:
-        assert seed is not None
+    if call.dropout_p > 0.0:
+        assert call.dropout_seed is not None
         kept = keep(
-            seed,
+            call.dropout_seed,
             (row + round_index * rows).expand(-1, n_groups, 1).flatten(),  # (B·L,)
             groups.queries.flatten(0, 1),
             groups.key_numbers(k.shape[1]).flatten(0, 1),
-            dropout_p,
+            call.dropout_p,
         )
         weights = weights * kept.view_as(weights)
     o = weights @ gv  # (B, L, C, E)
@@ -109,7 +83,7 @@ def attend_round(
 
 
 def merge_rounds(outputs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """Eq. 9: each round is weighted by its share of the softmax mass, softmax over rounds of the LSEs.
+    """Eq. 15: each round is weighted by its share of the softmax mass, softmax over rounds of the LSEs.
 
     Args:
         outputs: ``(H, …, E)``.
@@ -132,7 +106,7 @@ def merge_rounds(outputs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
 
 def slot_of(queries: Tensor, n_queries: int) -> Tensor:
     """The slot of each query, ``(B, N)``; the number of slots where it is in none."""
-    slots = queries.flatten(1)  # (B, L·C)
+    slots = queries.flatten(1).long()  # (B, L·C)
     rows, n_slots = slots.shape
     slot = torch.full((rows, n_queries + 1), n_slots, device=queries.device)
     where = torch.where(slots < 0, n_queries, slots)

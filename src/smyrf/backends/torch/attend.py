@@ -1,12 +1,11 @@
-"""`attend` on PyTorch's own operators: O(N) memory, exact gradients, any strides.
+"""`attend` with PyTorch's operators: O(N) memory, exact gradients, any strides.
 
-Forward walks over the rows (heads), their lists and chunks of groups: gather the vectors, attend, and
-merge the results into one output and log-sum-exp per query. Backward walks the same way and recomputes
-each chunk with the merged log-sum-exp. Neither holds more than some rows' results beside its own. Both
-are custom operators, so that `torch.compile` sees one node with a known shape.
+Forward walks over the rows (heads), their lists and chunks of groups: gather the vectors, attend, and merge the results
+into one output and log-sum-exp per query. Backward walks the same way and recomputes each chunk with the merged
+log-sum-exp. Both are custom operators, so that `torch.compile` sees one node with a known shape.
 
-Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query and S
-        key slots per group, F extra keys, G groups in a chunk.
+Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query and S key slots per group,
+        F far keys per group, G groups in a chunk.
 """
 
 from __future__ import annotations
@@ -19,29 +18,21 @@ from torch import Tensor
 
 from smyrf.backends.forward_mode import refuse_forward_mode
 from smyrf.backends.operators import differentiable, register
-from smyrf.backends.torch import grouped_attention as within
+from smyrf.backends.torch import grouped_attention
 from smyrf.backends.torch.gather import Rows, Walk, units
 from smyrf.backends.torch.workspace import Workspace, workspace
-from smyrf.grouping.groups import Extra, Groups, pack, unpack
+from smyrf.call import Call
+from smyrf.grouping.groups import Groups, pack, unpack
 
 # Queries whose rounds are merged at once.
 MERGE_ROWS = 1 << 13
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    groups: Sequence[Groups],
-    *,
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Arguments and results as in `smyrf.backends.attend`."""
-    refuse_forward_mode((q, k, v), "backend='torch'", "pass backend='reference'")
-    tensors, layout = pack([one.long() for one in groups])  # which is what PyTorch's operators take
-    return _attend(q, k, v, tensors, layout, scale, dropout_p, seed)
+def attend(call: Call, groups: Sequence[Groups]) -> tuple[Tensor, Tensor]:
+    """Attention of each query to the keys of its groups (`smyrf.grouping.stages.Attend`)."""
+    refuse_forward_mode((call.q, call.k, call.v), "backend='torch'", "pass backend='reference'")
+    tensors, layout = pack(groups)
+    return _attend(call.q, call.k, call.v, tensors, layout, call.scale, call.dropout_p, call.dropout_seed)
 
 
 @torch.library.custom_op("smyrf::attend", mutates_args=())
@@ -70,7 +61,9 @@ def _attend(
             o_groups = o[:-1].view(-1, walk.slots, o.shape[-1])  # (P·R·L, C, E)
             mass_groups, base_groups = mass[:-1].view(-1, walk.slots), base[:-1].view(-1, walk.slots)
             for part in walk.chunks():
-                within.forward(walk.block(part), o_groups[part], mass_groups[part], base_groups[part], scratch)
+                grouped_attention.forward(
+                    walk.block(part), o_groups[part], mass_groups[part], base_groups[part], scratch
+                )
             rows = out[unit.rows].flatten(0, 1)  # (R·N, E)
             # Mass and base of what has been merged so far: they outlive the unit if the rows have more lists.
             merged = scratch.get("merged so far", (2, len(rows)), wide)
@@ -100,8 +93,8 @@ def _attend_backward(
     grads = [x.new_zeros(x.shape, dtype=wide) for x in inputs]
     dq, dk, dv = (x.view(-1, x.shape[-1]) for x in grads[:3])  # (B·N, D), (B·M, D), (B·M, E)
     lists = unpack(tensors, layout)
-    of_extras = iter(grads[3:])
-    dextras = [g.extra and Extra(next(of_extras), next(of_extras), next(of_extras)) for g in lists]
+    of_far = iter(grads[3:])
+    dfars = [None if g.far is None else (next(of_far), next(of_far), next(of_far)) for g in lists]
     grad_rows, out_rows = grad.reshape(-1, grad.shape[-1]), out.reshape(-1, out.shape[-1])  # (B·N, E)
     starts = range(0, len(grad_rows), MERGE_ROWS)  # piece by piece: the products would be another output
     parts = [(grad_rows[i : i + MERGE_ROWS].to(wide) * out_rows[i : i + MERGE_ROWS]).sum(-1) for i in starts]
@@ -116,7 +109,7 @@ def _attend_backward(
             of_slots = scratch.get("dq of slots", (walk.n_slots + 1, dq.shape[-1]), wide)
             of_slots[-1] = 0.0
             dq_groups = of_slots[:-1].view(-1, walk.slots, dq.shape[-1])
-            dextra = dextras[unit.lists.start]
+            dfar = dfars[unit.lists.start]
             for part in walk.chunks():
                 block, rows, key_rows, empty = (
                     walk.block(part),
@@ -131,16 +124,17 @@ def _attend_backward(
                     s.masked_fill_(empty, torch.inf)
                 o = walk.gather("out", out_rows, rows) if walk.fused else g  # read by the fused form alone
                 slots = block.q.shape[:2]
-                cq, ck, cv, cbias = within.backward(
+                cq, ck, cv, cbias = grouped_attention.backward(
                     block, g.view(*slots, -1), o.view(*slots, -1), s.view(slots), delta[rows].view(slots), scratch
                 )
                 dq_groups[part] = cq
                 dk.index_add_(0, key_rows, ck[:, : walk.size].flatten(0, 1).to(wide))
                 dv.index_add_(0, key_rows, cv[:, : walk.size].flatten(0, 1).to(wide))
-                if dextra is not None:
+                if dfar is not None:
                     assert cbias is not None
-                    for total, own in zip(dextra, (ck[:, walk.size :], cv[:, walk.size :], cbias), strict=True):
-                        total[unit.rows].flatten(0, 1)[part] = own.to(wide)
+                    far_rows = walk.far_rows(part)  # (G·F,)
+                    for total, own in zip(dfar, (ck[:, walk.size :], cv[:, walk.size :], cbias), strict=True):
+                        total[unit.rows].flatten(0, 1).index_add_(0, far_rows, own.flatten(0, 1).to(wide))
             here = slice(unit.rows.start * q.shape[2], unit.rows.stop * q.shape[2])
             for slot in walk.slot:  # one list after the other
                 of_queries = scratch.get("dq of queries", (len(slot), dq.shape[-1]), wide)
@@ -162,7 +156,7 @@ def _merge(
     *,
     first: bool,
 ) -> None:
-    """Eq. 9 in place: results of further lists, weighted by their shares of the softmax mass.
+    """Eq. 15 in place: results of further lists, weighted by their shares of the softmax mass.
 
     The shares are computed relative to the largest base and divided by their sum, so that they add up to
     one however large the scores are.

@@ -4,7 +4,7 @@ A *unit* is some rows (heads) of some lists: its results are merged together. A 
 a unit: its vectors are gathered and multiplied together.
 
 Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query and S
-        key slots per group, F extra keys; P lists and R rows of a unit; G groups of a chunk.
+        key slots per group, F far keys per group; P lists and R rows of a unit; G groups of a chunk.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def units(lists: Sequence[Groups]) -> Iterator[Unit]:
 
 
 def _alike(a: Groups, b: Groups) -> bool:
-    plain = a.extra is None and b.extra is None and (a.repeats is None) == (b.repeats is None)
+    plain = a.far is None and b.far is None and (a.multiplicity is None) == (b.multiplicity is None)
     return plain and a.causal == b.causal and a.shape == b.shape
 
 
@@ -88,7 +88,7 @@ class Walk:
     Attributes:
         n_slots: P · R · L · C, query slots of the unit.
         slots: C, query slots of a group.
-        size: S, key slots of a group, without extra keys.
+        size: S, key slots of a group, without far keys.
         slot: ``(P, R·N)``, where each query stands among the slots in each list; `n_slots` if nowhere.
         fused: whether flash operators do the work.
     """
@@ -124,15 +124,18 @@ class Walk:
         self._query_rows = self._rows("query rows", queries, head * q.length)  # (P·R·L·C,)
         self._key_rows = self._rows("key rows", keys, kv_head * k.length)  # (P·R·L·S,)
         self._at = [
-            self._query_rows if q.contiguous else self._rows("at q", queries * q.step, q.start[head]),
-            self._key_rows if k.contiguous else self._rows("at k", keys * k.step, k.start[kv_head]),
-            self._key_rows if v.contiguous else self._rows("at v", keys * v.step, v.start[kv_head]),
+            self._query_rows if q.contiguous else self._rows("at q", queries.long() * q.step, q.start[head]),
+            self._key_rows if k.contiguous else self._rows("at k", keys.long() * k.step, k.start[kv_head]),
+            self._key_rows if v.contiguous else self._rows("at v", keys.long() * v.step, v.start[kv_head]),
         ]
         self.slot = self._find_slots(len(parts))
 
         wide = torch.promote_types(q.matrix.dtype, torch.float32)
         self._bias = _bias(groups, some_empty_keys, wide)  # (P·R·L, 1 or C, S + F) or None
-        self._n_extra = 0 if groups.extra is None else groups.extra.bias.shape[-1]
+        self._n_far, self._far = groups.n_far, groups.far
+        if groups.far is not None:  # rows of the table of all rows' far keys
+            first = torch.arange(n_rows, device=device)[:, None, None] * groups.far.bias.shape[1]
+            self._far_rows = (groups.far.index + first).flatten(0, 1)  # (R·L, F)
         self._numbers = self._streams = None
         if dropout_p > 0.0:
             self._numbers = groups.key_numbers(k.length).flatten(0, 1)  # (P·R·L, S + F)
@@ -145,7 +148,7 @@ class Walk:
             self.size,
             biased=self._bias is not None,
             dropout=dropout_p > 0.0,
-            n_extra=self._n_extra,
+            n_far=self._n_far,
         )
         self._dtype = q.matrix.dtype if self.fused and q.matrix.device.type == "cuda" else wide
 
@@ -153,7 +156,7 @@ class Walk:
         """The P · R · L groups, some at a time."""
         n_groups = self.n_slots // self.slots
         width = self._vectors[0].matrix.shape[-1]
-        step = max(1, CHUNK_ELEMENTS // (max(self.slots, self.size + self._n_extra) * width))
+        step = max(1, CHUNK_ELEMENTS // (max(self.slots, self.size + self._n_far) * width))
         for first in range(0, n_groups, step):
             yield slice(first, min(first + step, n_groups))
 
@@ -165,10 +168,10 @@ class Walk:
             self.gather(name, rows.matrix, at[where]).view(n_groups, -1, rows.matrix.shape[-1])
             for name, rows, at, where in zip("qkv", self._vectors, self._at, (queries, keys, keys), strict=True)
         )  # (G, C, D), (G, S, D), (G, S, E)
-        extra = self._groups.extra
-        if extra is not None:
-            k = self._append("k and far", k, extra.keys.flatten(0, 1)[part])  # (G, S + F, D)
-            v = self._append("v and far", v, extra.values.flatten(0, 1)[part])  # (G, S + F, E)
+        if self._far is not None:
+            rows = self._far_rows[part]  # (G, F)
+            k = self._append("k and far", k, self._far.keys.flatten(0, 1)[rows])  # (G, S + F, D)
+            v = self._append("v and far", v, self._far.values.flatten(0, 1)[rows])  # (G, S + F, E)
         kept = None
         if self._numbers is not None:
             assert self._seed is not None and self._streams is not None
@@ -181,7 +184,7 @@ class Walk:
             bias=None if self._bias is None else self._bias[part],
             kept=kept,
             causal=self._groups.causal,
-            n_extra=self._n_extra,
+            n_far=self._n_far,
             scale=self._scale,
             fused=self.fused,
         )
@@ -194,6 +197,10 @@ class Walk:
         """Rows of a chunk's keys in a contiguous ``(batch·kv_heads·M, …)``, ``(G·S,)``."""
         return self._key_rows[_times(part, self.size)]
 
+    def far_rows(self, part: slice) -> Tensor:
+        """Rows of a chunk's far keys in the unit's table ``(R·T, …)``, ``(G·F,)``."""
+        return self._far_rows[part].view(-1)
+
     def empty(self, part: slice) -> Tensor | None:
         """Which query slots of a chunk hold no query, ``(G·C,)`` bool, or None if all do."""
         return self._groups.queries.reshape(-1)[_times(part, self.slots)] < 0 if self._some_empty else None
@@ -204,10 +211,10 @@ class Walk:
         taken = torch.index_select(matrix, 0, rows, out=self._scratch.get(name, shape, matrix.dtype))
         return taken if matrix.dtype == self._dtype else self._scratch.get(name, shape, self._dtype).copy_(taken)
 
-    def _append(self, name: str, x: Tensor, extra: Tensor) -> Tensor:
+    def _append(self, name: str, x: Tensor, far: Tensor) -> Tensor:
         """Both along the axis of keys, in a buffer."""
-        shape = (len(x), x.shape[1] + extra.shape[1], x.shape[2])
-        return torch.cat([x, extra.to(x)], dim=1, out=self._scratch.get(name, shape, x.dtype))
+        shape = (len(x), x.shape[1] + far.shape[1], x.shape[2])
+        return torch.cat([x, far.to(x)], dim=1, out=self._scratch.get(name, shape, x.dtype))
 
     def _rows(self, name: str, index: Tensor, start: Tensor) -> Tensor:
         """index ``(P·R, L, C)`` + start ``(P·R,)``, flat, in a buffer."""
@@ -218,7 +225,7 @@ class Walk:
         queries, length = self._groups.queries, self._vectors[0].length
         n_places = len(queries) * length  # P·R·N
         place = self._rows("place", queries, torch.arange(len(queries), device=queries.device) * length)
-        if self._some_empty:  # these write to a place behind all queries
+        if self._some_empty:  # these write to a place after all queries
             place.masked_fill_(queries.reshape(-1) < 0, n_places)
         number = torch.arange(self.n_slots, out=self._scratch.get("number", (self.n_slots,), torch.int64))
         slot = self._scratch.get("slot", (n_places + 1,), torch.int64).fill_(self.n_slots)
@@ -231,15 +238,15 @@ def _times(part: slice, size: int) -> slice:
 
 def _bias(groups: Groups, some_empty: bool, dtype: torch.dtype) -> Tensor | None:
     """What is added to the scores, ``(B·L, 1 or C, S + F)``, or None if nothing is."""
-    if not some_empty and groups.repeats is None and groups.extra is None:
+    if not some_empty and groups.multiplicity is None and groups.far is None:
         return None
     rows, n_groups, _, size = groups.shape
     bias = torch.zeros(rows, n_groups, 1, size, dtype=dtype, device=groups.keys.device)  # (B, L, 1, S)
     if some_empty:
         bias.masked_fill_(groups.keys[:, :, None] < 0, -torch.inf)
-    if groups.repeats is not None:
-        bias = bias - groups.repeats.to(dtype).log_()  # (B, L, C, S)
-    if groups.extra is not None:
-        extra = groups.extra.bias.to(bias)[:, :, None].expand(-1, -1, bias.shape[2], -1)
-        bias = torch.cat([bias, extra], dim=-1)  # (B, L, 1 or C, S + F)
+    if groups.multiplicity is not None:
+        bias = bias - groups.multiplicity.to(dtype).log_()  # (B, L, C, S)
+    if groups.far is not None:
+        far = groups.far.bias.to(bias)[:, groups.far.index]  # (B, L, F)
+        bias = torch.cat([bias, far[:, :, None].expand(-1, -1, bias.shape[2], -1)], dim=-1)  # (B, L, 1 or C, S + F)
     return bias.flatten(0, 1)

@@ -42,7 +42,7 @@ class Block:
         bias: added to the scores, ``(G, 1, S)`` or ``(G, C, S)``, or None.
         kept: dropout's factors ``(G, C, S)``, or None.
         causal: query slot i sees key slots j <= i alone.
-        n_extra: the last so many of the S keys have a bias that wants a gradient.
+        n_far: the last n_far of the S keys are far keys, whose biases need gradients.
         scale: of the scores.
         fused: whether PyTorch's flash operators do the work.
     """
@@ -53,14 +53,14 @@ class Block:
     bias: Tensor | None
     kept: Tensor | None
     causal: bool
-    n_extra: int
+    n_far: int
     scale: float
     fused: bool
 
 
-def can_fuse(q: Tensor, v: Tensor, n_keys: int, *, biased: bool, dropout: bool, n_extra: int) -> bool:
+def can_fuse(q: Tensor, v: Tensor, n_keys: int, *, biased: bool, dropout: bool, n_far: int) -> bool:
     """Whether the flash operators can do groups of `n_keys` keys, and do them faster."""
-    if dropout or n_extra or q.shape[-1] != v.shape[-1]:
+    if dropout or n_far or q.shape[-1] != v.shape[-1]:
         return False
     if q.device.type == "cpu":
         return n_keys >= FUSED_FROM
@@ -93,7 +93,7 @@ def forward(block: Block, out: Tensor, mass: Tensor, base: Tensor, scratch: Work
 def backward(
     block: Block, grad: Tensor, out: Tensor, lse: Tensor, delta: Tensor, scratch: Workspace
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and of the extra keys' biases, ``(G, n_extra)``.
+    """Gradients of q, k, v and of the far keys' biases, ``(G, n_far)``.
 
     Args:
         grad: ``(G, C, E)``, of the merged output.
@@ -185,11 +185,11 @@ def _explicit_forward(block: Block, out: Tensor, mass: Tensor, base: Tensor, scr
 def _explicit_backward(
     block: Block, grad: Tensor, lse: Tensor, delta: Tensor, scratch: Workspace
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    n_extra, dtype = block.n_extra, block.q.dtype
+    n_far, dtype = block.n_far, block.q.dtype
     dq = scratch.get("dq", tuple(block.q.shape), dtype)
     dk = scratch.get("dk", tuple(block.k.shape), dtype).zero_()
     dv = scratch.get("dv", tuple(block.v.shape), dtype).zero_()
-    dbias = block.q.new_zeros(len(block.q), n_extra) if n_extra else None
+    dbias = block.q.new_zeros(len(block.q), n_far) if n_far else None
     for first, last in _slabs(block):
         part = grad[:, first:last]  # (G, C, E)
         weights = _scores(block, first, last, scratch).sub_(lse[:, first:last, None]).exp_()  # P = exp(S − LSE)
@@ -205,5 +205,5 @@ def _explicit_backward(
         dq[:, first:last] = torch.bmm(dscores, block.k).mul_(block.scale)
         dk.baddbmm_(dscores.transpose(1, 2), block.q[:, first:last], alpha=block.scale)
         if dbias is not None:
-            dbias += dscores[..., -n_extra:].sum(1)
+            dbias += dscores[..., -n_far:].sum(1)
     return dq, dk, dv, dbias

@@ -28,6 +28,8 @@ from itertools import combinations, permutations
 import torch
 from torch import Tensor
 
+from smyrf.backends import find_backend
+from smyrf.call import Call
 from smyrf.grouping.group import group
 from smyrf.grouping.groups import Groups
 from smyrf.methods import Smyrf, Tangent
@@ -353,7 +355,8 @@ def against_optimum(
     # Alike in their distance from their mean, these values leave Tangent's choice of keys to the scores.
     values = torch.eye(n_keys, dtype=q.dtype)
     for method in methods:
-        lists = group(q[None, None], k[None, None], values[None, None], method, seed=draw_seed(seed), scale=scale)
+        call = Call(q[None, None], k[None, None], values[None, None], scale, seed=draw_seed(seed))
+        lists = group(call, method, find_backend(None, q.device))
         if (made := lists[0].shape[1]) != n_clusters:
             raise ValueError(f"{method=} makes {made} clusters of {n_queries=} and {n_keys=}, not {n_clusters=}")
         grouped.append([meetings([one], n_queries, n_keys) for one in lists])

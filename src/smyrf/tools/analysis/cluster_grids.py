@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from smyrf.backends import find_backend
 from smyrf.grouping.group import group
 from smyrf.methods import Dense, Method, PerHead, Smyrf
 from smyrf.models.calls import Call
@@ -76,8 +78,10 @@ def cluster_grids(
         check_head(one)
         q, k, v = (x[None, None] for x in head_vectors(one))  # (1, 1, N, D), (1, 1, M, D), (1, 1, M, E)
         mask = None if one.key_mask is None else one.key_mask.cpu()
+        backend = find_backend(None, q.device)
+        prepared = backend.prepare(replace(one, q=q, k=k, v=v, key_mask=mask, seed=draw_seed(seed)))
         for maps, method in zip(found, methods, strict=True):
-            lists = group(q, k, v, method, seed=draw_seed(seed), scale=one.scale, key_mask=mask)
+            lists = group(prepared, method, backend)
             numbers = query_clusters(lists[0 if isinstance(method, Smyrf) else -1], call.n_queries)  # (1, N)
             maps.append(numbers[0, n_leading:].view(side, side))
     return [torch.stack(maps) for maps in found]

@@ -5,12 +5,13 @@ Shapes: N queries, M keys, R rows; of a list: L groups, C query slots, S key slo
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from smyrf.backends import attend
+from smyrf.backends import find_backend
 from smyrf.backends.reference.attend import slot_of
-from smyrf.grouping.causal import causal_groups
 from smyrf.grouping.group import group
 from smyrf.grouping.groups import Groups
 from smyrf.methods import Method, PerHead, check_method
@@ -45,17 +46,18 @@ class Reach:
         check_method(method)
         if isinstance(method, PerHead):
             raise ValueError(f"{method=} is for several heads: take the method of this one")
-        make = causal_groups if head.is_causal else group
         q, k, v = (x[None, None] for x in head_vectors(head))  # (1, 1, N, D), (1, 1, M, D), (1, 1, M, E)
         mask = None if head.key_mask is None else head.key_mask.cpu()
+        backend = find_backend(None, q.device)
+        call = backend.prepare(replace(head, q=q, k=k, v=v, key_mask=mask, seed=draw_seed(seed)))
         with torch.no_grad():
-            lists = make(q, k, v, method, seed=draw_seed(seed), scale=head.scale, key_mask=mask)
-            output, _ = attend(q, k, v, lists, scale=head.scale)
+            lists = group(call, method, backend)
+            output, _ = backend.attend(call, lists)
         self.lists: list[Groups] = lists
         self.output = output[0, 0]  # (N, E)
         self.n_keys = head.n_keys
         # As small integers: hundreds of rounds of long texts are kept.
-        self._slots = [slot_of(groups.queries.long(), head.n_queries)[0].int() for groups in lists]  # (N,) each
+        self._slots = [slot_of(groups.queries, head.n_queries)[0].int() for groups in lists]  # (N,) each
 
     def keys(self, rows: Tensor) -> Tensor:
         """Whether each of some queries meets each key one by one, ``(R, M)`` bool; far keys are not among them."""

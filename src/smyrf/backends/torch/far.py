@@ -31,7 +31,7 @@ def fold(scores: Tensor, vectors: Tensor, centroids: Tensor, n_far: int) -> tupl
 
     Args:
         scores: T ``(A, f, n)``, -inf for keys that are not folded; overwritten.
-        vectors: ``(A, n, D + E)``, each key with its value behind it.
+        vectors: ``(A, n, D + E)``, each key followed by its value.
         centroids: q̄ ``(A, f, D)``.
     """
     shape = (*scores.shape[:2], n_far)
@@ -62,7 +62,7 @@ def fold_backward(
 ) -> None:
     """Adds the gradients of the candidates' keys and values to `into` ``(A, n, D + E)``.
 
-    Centroids have none: with them the tangent would only be taken at another point.
+    Centroids have none: moving one only moves the point at which the tangent is taken.
 
     Args:
         scores, vectors, centroids: as for `fold`; scores are overwritten.

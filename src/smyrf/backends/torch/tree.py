@@ -1,17 +1,23 @@
 """One binary tree over queries and keys: clusters of queries that weigh the keys alike.
 
-Both are seen in the few directions that matter to their inner products. A node splits its queries at
-the median along their main direction, and its keys along the same one: branch i of the queries and branch
-i of the keys belong together. All nodes of a depth have the same size, so that a depth is one batch.
+Both are seen in the few directions that matter to their inner products. A node splits its queries at the median along
+their main direction, and its keys along the same one: branch i of the queries and branch i of the keys belong
+together. All nodes of a depth have the same size, so that a depth is one batch. Without gradients.
 
-Shapes: R rows (heads), N queries, M keys, D width, r directions, L leaves.
+Shapes: B rows (batch × heads), R rows done together, N queries, M keys, D width, r directions, L leaves.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
+
+from smyrf.backends.torch.rows import finite, row_slices, take, take_mask, take_rows
+from smyrf.call import Call
+from smyrf.grouping.stages import Tree
 
 # Vectors from which a covariance is estimated, and the main direction of a node.
 MAX_SAMPLES = 1024
@@ -20,13 +26,53 @@ POWER_STEPS = 6
 GRAM_PARTS = 8
 
 
+def build_tree(call: Call, n_leaves: int, rank: int) -> Tree:
+    """The joint tree of queries and keys (`smyrf.grouping.stages.BuildTree`)."""
+    return Tree(*_build_tree(call.q.detach(), call.k.detach(), call.key_mask, n_leaves, rank))
+
+
+@torch.library.custom_op("smyrf::build_tree", mutates_args=())
+def _build_tree(
+    q: Tensor, k: Tensor, key_mask: Tensor | None, n_leaves: int, rank: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    heads = q.shape[1]
+    results = _empty(q, k, n_leaves)
+    with torch.autocast(q.device.type, enabled=False):
+        for rows in row_slices(q.shape[0] * heads, max(q.shape[2], k.shape[2])):
+            mask = take_mask(key_mask, rows, heads)
+            x, y = take_rows(q, rows, heads), take_rows(k, rows, heads)
+            if mask is not None:
+                y = y.masked_fill(~mask[..., None], 0.0)
+            found = tree_orders(finite(x), finite(y), mask, n_leaves, rank)
+            for whole, part in zip(results, found, strict=True):
+                whole[rows] = part.view_as(whole[rows])
+    return results
+
+
+@_build_tree.register_fake
+def _(q: Tensor, k: Tensor, key_mask: Any, n_leaves: int, rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _empty(q, k, n_leaves)
+
+
+def _empty(q: Tensor, k: Tensor, n_leaves: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for the results of `_build_tree`."""
+    n_rows, n_keys = q.shape[0] * q.shape[1], k.shape[2]
+    leaves = (n_rows, n_leaves, -(-q.shape[2] // n_leaves))
+    return (
+        q.new_empty(leaves, dtype=torch.int32),
+        q.new_empty(leaves, dtype=torch.bool),
+        q.new_empty((n_rows, n_keys), dtype=torch.int32),
+        q.new_empty((n_rows, n_keys), dtype=torch.int32),
+    )
+
+
 def tree_orders(
     q: Tensor, k: Tensor, mask: Tensor | None, n_leaves: int, rank: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries and keys in the order of the tree, leaf by leaf.
 
-    Lengths that the number of leaves does not divide are filled up with copies, evenly spread. A copied query has
-    a place but no output, a copied key is dropped.
+    Copies, evenly spread, fill up a length that the number of leaves does not divide. A copied query has a place but no
+    output; a copied key is dropped.
 
     Args:
         q: ``(R, N, D)``, finite.
@@ -73,14 +119,7 @@ def _spread_out(length: int, n_places: int, device: torch.device) -> tuple[Tenso
     return source, source == torch.nn.functional.pad(source[:-1], (1, 0), value=-1)
 
 
-def take(x: Tensor, order: Tensor, out: Tensor | None = None) -> Tensor:
-    """Rows of each of ``(R, M, D)`` in the order ``(R, n)``, in a buffer ``(R·n, D)`` if one is given."""
-    start = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
-    rows = torch.index_select(x.reshape(-1, x.shape[-1]), 0, (order + start).view(-1), out=out)
-    return rows.view(*order.shape, -1)
-
-
-def basis(q: Tensor, k: Tensor, key_mask: Tensor | None, rank: int) -> Tensor:
+def basis(q: Tensor, k: Tensor, mask: Tensor | None, rank: int) -> Tensor:
     """Directions W ``(R, D, r)`` in which q and k differ most as far as q·k is concerned.
 
     With Σ_q and Σ_k the centred covariances and h any square root of Σ_k (h hᵀ = Σ_k): W = h U, where U holds the
@@ -89,10 +128,10 @@ def basis(q: Tensor, k: Tensor, key_mask: Tensor | None, rank: int) -> Tensor:
     Args:
         q: ``(R, N, D)``, finite.
         k: ``(R, M, D)``, finite.
-        key_mask: ``(R, M)`` bool, True = may be attended to, or None.
+        mask: ``(R, M)`` bool, True = may be attended to, or None.
     """
     sigma_q = _covariance(_sample(q), None).double()
-    sigma_k = _covariance(k if key_mask is not None else _sample(k), key_mask).double()
+    sigma_k = _covariance(k if mask is not None else _sample(k), mask).double()
     # A root needs full rank, which few different keys do not give: the floor is well above float32's rounding.
     floor = sigma_k.diagonal(dim1=-2, dim2=-1).sum(-1).mul(1e-5).clamp(min=1e-12)  # (R,)
     sigma_k.diagonal(dim1=-2, dim2=-1).add_(floor[:, None])
@@ -177,8 +216,20 @@ def _along(x: Tensor, direction: Tensor) -> Tensor:
 
 
 def _split(values: Tensor) -> Tensor:
-    """Positions of the smaller half, then of the larger half, along the last axis."""
-    size = values.shape[-1]
+    """Positions of the smaller half, then of the larger half, each ascending, along the last axis of ``(n, size)``."""
+    half = values.shape[-1] // 2
     if values.device.type != "cpu":
-        return values.argsort(dim=-1, stable=True)
-    return torch.from_numpy(np.argpartition(values.numpy(), size // 2 - 1, axis=-1))
+        return values.argsort(dim=-1, stable=True).unflatten(-1, (2, half)).sort(dim=-1).values.flatten(-2)
+    numbers = values.numpy()
+    median = np.partition(numbers, half - 1, axis=-1)[:, half - 1, None]  # (n, 1)
+    if np.isnan(median).any():  # huge coordinates overflow
+        numbers = np.nan_to_num(numbers, nan=np.inf)
+        median = np.partition(numbers, half - 1, axis=-1)[:, half - 1, None]
+    smaller = numbers <= median
+    ties = np.flatnonzero(smaller.sum(-1) > half)  # there the first of those at the median go to the smaller half
+    if len(ties):
+        equal = numbers[ties] == median[ties]
+        n_less = smaller[ties].sum(-1, keepdims=True) - equal.sum(-1, keepdims=True)
+        smaller[ties] &= ~equal | (equal.cumsum(-1) <= half - n_less)
+    halves = [np.nonzero(which)[1].reshape(len(values), half) for which in (smaller, ~smaller)]
+    return torch.from_numpy(np.concatenate(halves, axis=1))

@@ -1,4 +1,4 @@
-"""Which keys a cluster of queries keeps one by one: those whose folding would cost most.
+"""Near keys: the keys that a cluster of queries keeps one by one, those whose folding would cost most.
 
 Shapes: R rows (heads), N queries, M keys, D width, E value width; A any batch, f clusters, n candidates, S near keys.
 """
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smyrf.backends.torch.rows import finite
 from smyrf.backends.torch.workspace import Workspace
 
 # Elements of keys or values that are worked on at once.
@@ -37,7 +38,7 @@ def key_spread(k: Tensor, query_variance: Tensor, mask: Tensor | None, scratch: 
     variance = (square - mean.square()).clamp_(min=0.0)[:, 0]  # (R, D)
     total = (query_variance * variance).sum(-1, keepdim=True).clamp_(min=torch.finfo(k.dtype).tiny)  # (R, 1)
     spread = _distances(k, mean, (query_variance / total).sqrt_()[:, None], scratch)
-    return finite(spread), variance  # squares of huge numbers overflow: these are ranked by their scores alone
+    return finite(spread), variance  # squares of huge numbers overflow: these are ranked only by their scores
 
 
 def value_weight(v: Tensor, mask: Tensor | None, scratch: Workspace) -> Tensor:
@@ -52,13 +53,6 @@ def value_weight(v: Tensor, mask: Tensor | None, scratch: Workspace) -> Tensor:
     valid = away if mask is None else away * mask
     typical = (valid.sum(1, keepdim=True) / count[..., 0]).clamp_(min=torch.finfo(v.dtype).tiny)  # (R, 1)
     return finite(away.div_(typical).add_(1e-4).log_().mul_(0.5))
-
-
-def finite(x: Tensor) -> Tensor:
-    """x with zeros for what is not finite: such vectors must not decide about the others."""
-    if x.device.type == "cpu" and bool(x.sum().isfinite()):  # almost always, and far cheaper than a copy
-        return x
-    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _count(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -83,8 +77,7 @@ def score(scores: Tensor, spread: Tensor, key_spread: Tensor, weight: Tensor, sc
     """How much a key may matter to a cluster: T + 3σ + ½ log ‖v − v̄‖², ``(A, f, n)``.
 
     σ² is the variance of q·k over the cluster's queries, taken as a product of one number per cluster and one per
-    key: T + 3σ bounds the score of almost all of them. The last term says how far the output would move, by the
-    weight times the value.
+    key: T + 3σ bounds the score of almost all of them. The last term is how far the value would move the output.
 
     Args:
         scores: T ``(A, f, n)``, of the clusters' centroids.
