@@ -106,7 +106,7 @@ def test_bench_runs_kernels_side_by_side(tmp_path, monkeypatch):
 
 
 def test_a_kernel_that_is_not_there_says_why(monkeypatch):
-    package = importlib.import_module("smyrf.backends")
+    package = importlib.import_module("smyrf.backends.registry")
     monkeypatch.setattr(package, "BACKENDS", {"torch": package.BACKENDS["torch"]})
     monkeypatch.setattr(package, "_missing", {"native": "it was not built"})
     result = runner.invoke(app, ["bench", "--backend", "native"])
