@@ -1,4 +1,4 @@
 #define SMYRF_ISA avx512
 #define SMYRF_BYTES 64
 #define SMYRF_REGISTERS 32
-#include "isa.h"
+#include "kernel_table.h"

@@ -1,15 +1,26 @@
+// The kernels of the instruction sets that this machine has.
 #pragma once
 
+#include <string>
 #include <vector>
 
-#include "attend.h"
+#include "params.h"
 
 namespace smyrf {
 
-// Kernels that this machine can run, the best one last.
-std::vector<const Kernels*> available();
+// The same functions, compiled for one instruction set. Parameters have passed `check`.
+struct Kernels {
+    const char* name;
+    void (*attend_forward)(const AttendParams&, const AttendOutput&);
+    void (*attend_backward)(const AttendParams&, const AttendGradients&);
+    void (*sort_by_hash)(const HashParams&);
+    void (*fold_level)(const LevelParams&);
+};
 
-// The kernels of that name, or null.
-const Kernels* find(const char* name);
+// Kernels that this machine can run, the best last.
+const std::vector<const Kernels*>& available();
+
+// The kernels of that name, the best for an empty one. Throws std::invalid_argument if this machine cannot run them.
+const Kernels& find(const std::string& name);
 
 }  // namespace smyrf

@@ -1,181 +1,228 @@
-// One level of Tangent attention (smyrf/tangent/levels.py): clusters score their candidates, keep the best and fold the
-// others. Included once per instruction set, inside its namespace.
+// One level of Tangent attention: each cluster scores its candidates, keeps the best as near keys and folds the others
+// into far keys.
 //
-// Scores are computed twice, a block at a time, rather than kept: first to find the best, then to fold the rest.
+// Keys and values are read where they are, through the order of the tree. Scores are computed twice, a block at a time,
+// rather than stored: once to find the best, once to fold the rest.
+#pragma once
 
-// Which lanes of a comparison are true, as bits.
-template <class T>
-inline uint32_t lanes(typename Simd<T>::I found) {
-#if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4)
-        return _mm512_movepi32_mask((__m512i)found);
-    else
-        return _mm512_movepi64_mask((__m512i)found);
-#elif defined(__AVX__)
-    if constexpr (sizeof(T) == 4)
-        return static_cast<uint32_t>(_mm256_movemask_ps((__m256)found));
-    else
-        return static_cast<uint32_t>(_mm256_movemask_pd((__m256d)found));
-#else
-    uint32_t bits = 0;
-    for (int i = 0; i < Simd<T>::W; ++i) bits |= (found[i] != 0 ? 1u : 0u) << i;
-    return bits;
-#endif
-}
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
 
-// The clusters of one block (columns) and the candidates of the cluster above them (rows).
+#include "isa.h"
+#include "memory.h"
+#include "params.h"
+#include "product.h"
+#include "simd.h"
+#include "softmax.h"
+#include "threads.h"
+
+namespace smyrf::SMYRF_ISA {
+
+// Up to QUERY_BLOCK clusters below one parent (columns) and the candidates of the parent (rows).
 template <class T>
-class Block {
+class LevelBlock {
    public:
-    Block(const Level<T>& level, int64_t above, int64_t first, int64_t n)
-        : level_(level), above_(above), first_(first), n_(n), columns_(round_up(n, Simd<T>::W)),
-          mine_(Scratch<T>::mine()) {
-        mine_.prefetch.clear();
-        const T* rows[I];
+    LevelBlock(const LevelParams& params, int64_t parent, int64_t first, int64_t n)
+        : params_(params),
+          n_(n),
+          columns_(round_up(n, W)),
+          row_(parent / (params.n_parents / (params.batch * params.heads))),
+          first_cluster_(parent * params.fan_out % clusters_per_row() + first),
+          scratch_(Scratch<T>::mine()) {
+        const int64_t batch = row_ / params.heads, kv_head = row_ % params.heads / (params.heads / params.kv_heads);
+        k_ = head_of<T>(params.k, batch, kv_head), v_ = head_of<T>(params.v, batch, kv_head);
+        key_mask_ = params.key_mask == nullptr ? nullptr : params.key_mask + batch * params.n_keys;
+        order_ = params.order + row_ * params.n_keys;
+        leaf_of_key_ = params.leaf_of_key + row_ * params.n_keys;
+        key_spread_ = typed<T>(params.key_spread) + row_ * params.n_keys;
+        value_weight_ = typed<T>(params.value_weight) + row_ * params.n_keys;
+        candidates_ = params.candidates == nullptr ? nullptr : params.candidates + parent * params.n_candidates;
+        centroids_ = typed<T>(params.centroids) + (parent * params.fan_out + first) * params.width;
+        const T* spread = typed<T>(params.spread) + parent * params.fan_out + first;
+        const T* rows[QUERY_BLOCK];
         for (int64_t i = 0; i < n; ++i) {
-            rows[i] = level.centroids + cluster(i) * level.width;
-            spread_[i] = 3 * T(LOG2_E) * level.spread[cluster(i)];
+            rows[i] = centroids_ + i * params.width;
+            spread_[i] = 3 * T(LOG2_E) * spread[i];
         }
         for (int64_t i = n; i < columns_; ++i) spread_[i] = 0;
-        packed_ = mine_.queries.get(level.width * I);
-        pack_columns(rows, n, level.width, T(LOG2_E), packed_);
-        scores_ = mine_.scores.get(J * I);
-        keys_ = mine_.lists[0].get(J);
+        scratch_.prefetch.clear();
+        packed_ = scratch_.queries.get(params.width * QUERY_BLOCK);
+        pack_columns(rows, n, params.width, T(LOG2_E), packed_);
+        scores_ = scratch_.scores.get(KEY_BLOCK * QUERY_BLOCK);
+        key_rows_ = scratch_.pointers[0].get(KEY_BLOCK), value_rows_ = scratch_.pointers[1].get(KEY_BLOCK);
+        zeros_ = scratch_.zeros.get(params.width);
+        std::memset(zeros_, 0, params.width * sizeof(T));
     }
 
     void run() {
-        choose();
+        select();
         fold();
     }
 
    private:
-    static constexpr size_t MOST_HITS = 1 << 14;
+    static constexpr int W = Simd<T>::W;
+    static constexpr T INF = std::numeric_limits<T>::infinity();
+    static constexpr size_t MAX_KEPT_HITS = 1 << 14;
 
     struct Hit {
         T rank;
-        int32_t place;
+        int32_t candidate;
+    };
+    // For std::nth_element; std::greater would not be of this namespace, see isa.h.
+    struct Larger {
+        bool operator()(T a, T b) const { return a > b; }
     };
 
-    int64_t cluster(int64_t i) const { return above_ * level_.fan + first_ + i; }
-    int64_t key(int64_t place) const {
-        return level_.candidates == nullptr ? above_ * level_.n_candidates + place
-                                            : level_.candidates[above_ * level_.n_candidates + place];
+    int64_t clusters_per_row() const { return params_.n_parents * params_.fan_out / (params_.batch * params_.heads); }
+    int32_t* kept(int64_t i) const {
+        return params_.kept + row_ * params_.kept_row_stride + (first_cluster_ + i) * params_.n_near;
     }
 
-    // Scores of candidates place(0) … place(n − 1), in base 2, without masks.
-    template <class Place>
-    void score(int64_t n, const Place& place) {
-        for (int64_t j = 0; j < n; ++j) keys_[j] = level_.vectors + key(place(j)) * (level_.width + level_.value_width);
-        product<T>(Listed<T>{keys_}, n, 1, Strided<T>{packed_, I}, columns_, level_.width, Store<T>{scores_, I},
-                   mine_.prefetch);
+    // Candidates j · n_candidates / KEY_BLOCK, a sample.
+    void look_up_sample() {
+        for (int64_t j = 0; j < KEY_BLOCK; ++j) look_up(j, j * params_.n_candidates / KEY_BLOCK);
+    }
+    // Candidates start … start + n − 1.
+    void look_up_block(int64_t start, int64_t n) {
+        for (int64_t j = 0; j < n; ++j) look_up(j, start + j);
+    }
+    // Finds place, key and value of a candidate. A masked one is all zeros, whatever it holds.
+    void look_up(int64_t j, int64_t candidate) {
+        const int32_t place = candidates_ == nullptr ? static_cast<int32_t>(candidate) : candidates_[candidate];
+        const int64_t key = order_[place];
+        const bool hidden = key_mask_ != nullptr && !key_mask_[key];
+        places_[j] = hidden ? -1 : place;
+        key_rows_[j] = hidden ? zeros_ : k_ + key * params_.k.row_stride;
+        value_rows_[j] = hidden ? nullptr : v_ + key * params_.v.row_stride;
+    }
+    // Queues keys, and values if wanted, of candidates start … start + n − 1.
+    void prefetch(int64_t start, int64_t n, bool values) {
+        constexpr int64_t SIZE = sizeof(T), CACHE = 1 << 18;
+        const int64_t key_bytes = params_.width * SIZE, value_bytes = params_.value_width * SIZE;
+        scratch_.prefetch.clear();
+        n = std::min(n, params_.n_candidates - start);
+        if (n <= 0 || params_.n_keys * (key_bytes + value_bytes) <= CACHE) return;
+        int32_t keys[KEY_BLOCK];
+        for (int64_t j = 0; j < n; ++j) keys[j] = order_[candidates_ == nullptr ? start + j : candidates_[start + j]];
+        scratch_.prefetch.add(k_, params_.k.row_stride * SIZE, key_bytes, keys, n);
+        if (values) scratch_.prefetch.add(v_, params_.v.row_stride * SIZE, value_bytes, keys, n);
     }
 
-    // How much a key may matter: T + 3σ + ½ log ‖v − v̄‖²; its own cluster's keys before all others, masked ones last.
-    void rank(int64_t place, T* scores) const {
-        constexpr int W = Simd<T>::W;
-        const T infinity = std::numeric_limits<T>::infinity();
-        const int64_t which = key(place);
-        if (level_.hidden != nullptr && level_.hidden[which]) {
-            for (int64_t i = 0; i < columns_; i += W) store(scores + i, fill(-infinity));
+    // Scores of the n candidates that were looked up, in base 2. Those of masked ones are 0.
+    void score(int64_t n) {
+        product<T>(Scattered<T>{key_rows_}, n, 1, Strided<T>{packed_, QUERY_BLOCK}, columns_, params_.width,
+                   Store<T>{scores_, QUERY_BLOCK}, scratch_.prefetch);
+    }
+
+    // Turns the scores of candidate j into ranks: T + 3σ + ½ log ‖v − v̄‖². A cluster's own keys come before all others,
+    // masked keys last.
+    void rank(int64_t j) {
+        T* scores = scores_ + j * QUERY_BLOCK;
+        const int32_t place = places_[j];
+        if (place < 0) {
+            for (int64_t i = 0; i < columns_; i += W) store(scores + i, fill(-INF));
             return;
         }
-        const T spread = level_.key_spread[which], weight = T(LOG2_E) * level_.weight[which];
-        for (int64_t i = 0; i < columns_; i += W) store(scores + i, load(scores + i) + load(spread_ + i) * spread + weight);
-        if (level_.leaves_of_own == 0) return;
-        const int64_t own = level_.branch[which] / level_.leaves_of_own - above_ * level_.fan % level_.n_clusters - first_;
-        if (own >= 0 && own < n_ && scores[own] != -infinity) scores[own] = infinity;
+        const T spread = key_spread_[place], weight = T(LOG2_E) * value_weight_[place];
+        for (int64_t i = 0; i < columns_; i += W)
+            store(scores + i, load(scores + i) + load(spread_ + i) * spread + weight);
+        if (params_.leaves_per_cluster == 0) return;
+        const int64_t own = leaf_of_key_[place] / params_.leaves_per_cluster - first_cluster_;
+        if (own >= 0 && own < n_ && scores[own] != -INF) scores[own] = INF;
     }
 
-    // A bound that probably somewhat more candidates reach than a cluster keeps, from a sample.
+    // A bound for each cluster that slightly more than n_near candidates are expected to reach, from a sample.
     void find_bounds(T* bounds) {
-        const T infinity = std::numeric_limits<T>::infinity();
-        const double expected = static_cast<double>(level_.n_near) * J / level_.n_candidates;
+        const double expected = static_cast<double>(params_.n_near) * KEY_BLOCK / params_.n_candidates;
         const int64_t at = static_cast<int64_t>(expected + 3 * std::sqrt(expected) + 2);
-        std::fill(bounds, bounds + I, -infinity);
-        if (level_.n_candidates < 4 * J || at >= J) return;
-        const auto place = [&](int64_t j) { return j * level_.n_candidates / J; };
-        score(J, place);
-        for (int64_t j = 0; j < J; ++j) rank(place(j), scores_ + j * I);
-        T sample[J];
+        std::fill(bounds, bounds + QUERY_BLOCK, -INF);
+        if (params_.n_candidates < 4 * KEY_BLOCK || at >= KEY_BLOCK) return;
+        look_up_sample();
+        score(KEY_BLOCK);
+        for (int64_t j = 0; j < KEY_BLOCK; ++j) rank(j);
+        T sample[KEY_BLOCK];
         for (int64_t i = 0; i < n_; ++i) {
-            for (int64_t j = 0; j < J; ++j) sample[j] = known(scores_[j * I + i]);
-            std::nth_element(sample, sample + at, sample + J, std::greater<T>());
+            for (int64_t j = 0; j < KEY_BLOCK; ++j) sample[j] = nan_as_inf(scores_[j * QUERY_BLOCK + i]);
+            std::nth_element(sample, sample + at, sample + KEY_BLOCK, Larger());
             bounds[i] = sample[at];
         }
-        std::fill(bounds + n_, bounds + I, infinity);
+        std::fill(bounds + n_, bounds + QUERY_BLOCK, INF);
     }
 
-    // What is not a number is larger than all that are.
-    static T known(T x) { return x == x ? x : std::numeric_limits<T>::infinity(); }
+    static T nan_as_inf(T x) { return x == x ? x : INF; }
 
-    // Candidates that reach the bounds, in their order.
+    // Candidates that reach the bounds, ascending.
     void collect(const T* bounds) {
-        constexpr int W = Simd<T>::W;
-        const int64_t most = block_size(level_.n_candidates, J);
-        for (int64_t start = 0; start < level_.n_candidates; start += most) {
-            const int64_t size = std::min(most, level_.n_candidates - start);
-            score(size, [&](int64_t j) { return start + j; });
+        const int64_t most = block_size(params_.n_candidates, KEY_BLOCK);
+        for (int64_t start = 0; start < params_.n_candidates; start += most) {
+            const int64_t size = std::min(most, params_.n_candidates - start);
+            look_up_block(start, size);
+            prefetch(start + size, most, false);
+            score(size);
             for (int64_t j = 0; j < size; ++j) {
-                T* scores = scores_ + j * I;
-                rank(start + j, scores);
+                rank(j);
+                const T* ranks = scores_ + j * QUERY_BLOCK;
                 for (int64_t i = 0; i < columns_; i += W)
-                    for (uint32_t found = ~lanes<T>(load(scores + i) < load(bounds + i)) & all_lanes(i); found != 0;
+                    for (uint32_t found = ~lanes<T>(load(ranks + i) < load(bounds + i)) & all_lanes(i); found != 0;
                          found &= found - 1) {
                         const int64_t column = i + __builtin_ctz(found);
-                        hits()[column].push_back({known(scores[column]), static_cast<int32_t>(start + j)});
+                        hits()[column].push_back({nan_as_inf(ranks[column]), static_cast<int32_t>(start + j)});
                     }
             }
         }
     }
     uint32_t all_lanes(int64_t i) const {
-        const int64_t n = std::min<int64_t>(Simd<T>::W, n_ - i);
+        const int64_t n = std::min<int64_t>(W, n_ - i);
         return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1;
     }
     static std::vector<Hit>* hits() {
-        static thread_local std::vector<Hit> all[I];
+        static thread_local std::vector<Hit> all[QUERY_BLOCK];
         return all;
     }
 
-    // Writes the ascending places of the best candidates of each cluster.
-    void choose() {
-        const int64_t n_near = level_.n_near;
-        if (n_near >= level_.n_candidates) {
+    // Writes the ascending numbers of each cluster's best candidates.
+    void select() {
+        const int64_t n_near = params_.n_near;
+        if (n_near >= params_.n_candidates) {
             for (int64_t i = 0; i < n_; ++i)
-                for (int64_t s = 0; s < n_near; ++s) level_.kept[cluster(i) * n_near + s] = s;
+                for (int64_t s = 0; s < n_near; ++s) kept(i)[s] = static_cast<int32_t>(s);
             return;
         }
-        alignas(64) T bounds[I];
-        for (int64_t i = 0; i < I; ++i) hits()[i].clear();
+        alignas(64) T bounds[QUERY_BLOCK];
+        for (int64_t i = 0; i < QUERY_BLOCK; ++i) hits()[i].clear();
         find_bounds(bounds);
         collect(bounds);
-        bool again = false;  // a sample that was not like the rest
+        bool again = false;  // if the sample was not like the rest
         for (int64_t i = 0; i < n_; ++i) {
             const bool enough = static_cast<int64_t>(hits()[i].size()) >= n_near;
-            bounds[i] = (enough ? 1 : -1) * std::numeric_limits<T>::infinity();
+            bounds[i] = enough ? INF : -INF;
             if (!enough) hits()[i].clear();
             again |= !enough;
         }
         if (again) collect_missing(bounds);
+        static thread_local Buffer<T> memory;
         for (int64_t i = 0; i < n_; ++i) {
             const std::vector<Hit>& found = hits()[i];
-            ranks().resize(found.size());
-            for (size_t j = 0; j < found.size(); ++j) ranks()[j] = found[j].rank;
-            std::nth_element(ranks().begin(), ranks().begin() + (n_near - 1), ranks().end(), std::greater<T>());
-            const T last = ranks()[n_near - 1];
-            int64_t n_equal = std::count(ranks().begin(), ranks().begin() + n_near, last);  // of these the first are kept
-            int64_t* to = level_.kept + cluster(i) * n_near;
+            const int64_t n_found = static_cast<int64_t>(found.size());
+            T* ranks = memory.get(n_found);
+            for (int64_t j = 0; j < n_found; ++j) ranks[j] = found[j].rank;
+            std::nth_element(ranks, ranks + (n_near - 1), ranks + n_found, Larger());
+            const T last = ranks[n_near - 1];
+            int64_t n_equal =
+                std::count(ranks, ranks + n_near, last);  // of candidates with this rank the first are kept
+            int32_t* to = kept(i);
             for (const Hit& hit : found)
-                if (hit.rank > last || (hit.rank == last && n_equal-- > 0)) *to++ = hit.place;
-            if (hits()[i].capacity() > MOST_HITS) std::vector<Hit>().swap(hits()[i]);  // ties, which are rare
+                if (hit.rank > last || (hit.rank == last && n_equal-- > 0)) *to++ = hit.candidate;
+            if (hits()[i].capacity() > MAX_KEPT_HITS) std::vector<Hit>().swap(hits()[i]);  // many ties, which are rare
         }
     }
-    static std::vector<T>& ranks() {
-        static thread_local std::vector<T> all;
-        return all;
-    }
-    // All candidates of the clusters whose bound is -inf; those that have enough already find nothing more.
+    // All candidates of clusters whose bound is -inf; the others keep what they have.
     void collect_missing(const T* bounds) {
-        std::vector<Hit> before[I];
+        std::vector<Hit> before[QUERY_BLOCK];
         for (int64_t i = 0; i < n_; ++i)
             if (bounds[i] > 0) before[i].swap(hits()[i]);
         collect(bounds);
@@ -183,61 +230,80 @@ class Block {
             if (bounds[i] > 0) before[i].swap(hits()[i]);
     }
 
-    // Far keys: each run of the candidates that are not kept, as one key with a bias and a value.
+    // Far keys: each run of candidates that are not kept becomes one key with a bias and a value.
     void fold() {
-        constexpr int W = Simd<T>::W;
-        const int64_t n_far = level_.n_far, both = level_.width + level_.value_width;
-        const T infinity = std::numeric_limits<T>::infinity();
-        alignas(64) T top[I], sum[I], keep[I], share[I], state[2 * I];
-        int32_t identity[I];
-        int64_t next[I];  // the first kept candidate that was not met yet
-        T* rows[I];
-        for (int64_t i = 0; i < I; ++i) identity[i] = static_cast<int32_t>(i), next[i] = 0;
+        const int64_t n_far = params_.n_far, width = params_.width, value_width = params_.value_width;
+        alignas(64) T top[QUERY_BLOCK], sum[QUERY_BLOCK], keep[QUERY_BLOCK], share[QUERY_BLOCK], state[2 * QUERY_BLOCK];
+        int32_t identity[QUERY_BLOCK];
+        int64_t next[QUERY_BLOCK] = {};  // the first kept candidate that was not met yet
+        T *far_keys[QUERY_BLOCK], *far_values[QUERY_BLOCK];
+        for (int64_t i = 0; i < QUERY_BLOCK; ++i) identity[i] = static_cast<int32_t>(i);
         for (int64_t f = 0; f < n_far; ++f) {
-            const int64_t begin = f * level_.n_candidates / n_far, end = (f + 1) * level_.n_candidates / n_far;
+            const int64_t begin = f * params_.n_candidates / n_far, end = (f + 1) * params_.n_candidates / n_far;
+            const int64_t most = block_size(end - begin, KEY_BLOCK);
             for (int64_t i = 0; i < n_; ++i) {
-                rows[i] = level_.far + (cluster(i) * n_far + f) * both;
-                state[2 * i] = -infinity, state[2 * i + 1] = 0;
+                const int64_t at = (first_cluster_ + i) * n_far + f;
+                far_keys[i] = typed<T>(params_.far_keys) + row_ * params_.far_keys_row_stride + at * width;
+                far_values[i] = typed<T>(params_.far_values) + row_ * params_.far_values_row_stride + at * value_width;
+                state[2 * i] = -INF, state[2 * i + 1] = 0;
             }
-            const int64_t most = block_size(end - begin, J);
             for (int64_t start = begin; start < end; start += most) {
                 const int64_t size = std::min(most, end - start);
-                score(size, [&](int64_t j) { return start + j; });
-                if (level_.hidden != nullptr)
+                look_up_block(start, size);
+                prefetch(start + size, most, true);
+                score(size);
+                if (key_mask_ != nullptr)
                     for (int64_t j = 0; j < size; ++j)
-                        if (level_.hidden[key(start + j)]) std::fill(scores_ + j * I, scores_ + (j + 1) * I, -infinity);
+                        if (places_[j] < 0) std::fill_n(scores_ + j * QUERY_BLOCK, QUERY_BLOCK, -INF);
                 for (int64_t i = 0; i < n_; ++i) {
-                    const int64_t* kept = level_.kept + cluster(i) * level_.n_near;
-                    for (; next[i] < level_.n_near && kept[next[i]] < start + size; ++next[i])
-                        scores_[(kept[next[i]] - start) * I + i] = -infinity;
+                    const int32_t* its = kept(i);
+                    for (; next[i] < params_.n_near && its[next[i]] < start + size; ++next[i])
+                        scores_[(its[next[i]] - start) * QUERY_BLOCK + i] = -INF;
                 }
                 softmax<T>(scores_, size, columns_, top, sum);
                 merge_shares<T>(identity, n_, n_, top, sum, state, keep, share);
-                const Listed<T> vectors = whole_vectors(keys_, size, both, mine_.lists[1].get(J), mine_.values);
-                product<T>(Strided<T>{scores_, 1}, n_, I, vectors, round_up(both, W), size,
-                           Into<T>{rows, keep, share, both}, mine_.prefetch);
+                const T** whole = scratch_.pointers[2].get(KEY_BLOCK);
+                product<T>(Strided<T>{scores_, 1}, n_, QUERY_BLOCK,
+                           whole_vectors(key_rows_, size, width, whole, scratch_.key_rows), round_up(width, W), size,
+                           Merge<T>{far_keys, keep, share, width}, scratch_.prefetch);
+                product<T>(Strided<T>{scores_, 1}, n_, QUERY_BLOCK,
+                           whole_vectors(value_rows_, size, value_width, whole, scratch_.values),
+                           round_up(value_width, W), size, Merge<T>{far_values, keep, share, value_width},
+                           scratch_.prefetch);
             }
+            T* bias = typed<T>(params_.far_bias) + row_ * params_.far_bias_row_stride;
             for (int64_t i = 0; i < n_; ++i) {
-                if (state[2 * i + 1] == T(0)) std::fill(rows[i], rows[i] + both, T(0));
-                const T at_centroid = dot(level_.centroids + cluster(i) * level_.width, rows[i], level_.width);
-                level_.bias[cluster(i) * n_far + f] = state[2 * i] * T(LN_2) + std::log(state[2 * i + 1]) - at_centroid;
+                if (state[2 * i + 1] == T(0))
+                    std::fill_n(far_keys[i], width, T(0)), std::fill_n(far_values[i], value_width, T(0));
+                bias[(first_cluster_ + i) * n_far + f] =
+                    state[2 * i] * T(LN_2) + std::log(state[2 * i + 1]) -
+                    dot(centroids_ + i * width, static_cast<const T*>(far_keys[i]), width);
             }
         }
     }
 
-    const Level<T>& level_;
-    int64_t above_, first_, n_, columns_;
-    Scratch<T>& mine_;
-    T *packed_, *scores_;
-    const T** keys_;
-    alignas(64) T spread_[I];
+    const LevelParams& params_;
+    const int64_t n_, columns_, row_;
+    const int64_t first_cluster_;  // of the row
+    Scratch<T>& scratch_;
+    const T *k_, *v_;
+    const bool* key_mask_;
+    const int32_t *order_, *leaf_of_key_, *candidates_;
+    const T *key_spread_, *value_weight_, *centroids_;
+    alignas(64) T spread_[QUERY_BLOCK];
+    T *packed_, *scores_, *zeros_;
+    // Of the candidates that were looked up: places, -1 for masked ones; keys, and values.
+    int32_t places_[KEY_BLOCK];
+    const T **key_rows_, **value_rows_;
 };
 
 template <class T>
-void fold_level(const Level<T>& level) {
-    const int64_t blocks = (level.fan + I - 1) / I;
-    run(level.n_above * blocks, level.threads, [&](int64_t task) {
-        const int64_t first = task % blocks * I;
-        Block<T>(level, task / blocks, first, std::min<int64_t>(I, level.fan - first)).run();
+void fold_level(const LevelParams& params) {
+    const int64_t blocks = (params.fan_out + QUERY_BLOCK - 1) / QUERY_BLOCK;
+    run(params.n_parents * blocks, params.execution.threads, [&](int64_t task) {
+        const int64_t first = task % blocks * QUERY_BLOCK;
+        LevelBlock<T>(params, task / blocks, first, std::min<int64_t>(QUERY_BLOCK, params.fan_out - first)).run();
     });
 }
+
+}  // namespace smyrf::SMYRF_ISA

@@ -1,137 +1,170 @@
-// The Python module `smyrf._native`: addresses and sizes in, nothing out. Its callers (`smyrf/extension.py` says how) keep
-// the tensors alive and have checked their shapes.
+// The Python module `smyrf._native`: the structs of params.h with keyword constructors, and the kernels.
+//
+// A keyword and the member that it sets are one word of this file, so that they cannot be confused. An address is an
+// integer, `tensor.data_ptr()`; 0 stands for no tensor. Callers keep the tensors alive.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <stdexcept>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "attend.h"
+#include "checks.h"
 #include "dispatch.h"
+#include "params.h"
 
 namespace nb = nanobind;
-using Ints = std::vector<int64_t>;
 
 namespace {
 
+// Each assigns a value from Python to a member, and returns false if it has another type.
 template <class T>
-T* at(int64_t address) {
-    return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+bool assign(T& member, nb::handle value) {
+    return nb::try_cast(value, member);
 }
-
-// Address, then strides of batch, head and row.
 template <class T>
-smyrf::Rows<T> rows(const Ints& numbers) {
-    return {at<T>(numbers.at(0)), numbers.at(1), numbers.at(2), numbers.at(3)};
+bool assign(T*& member, nb::handle value) {
+    uintptr_t address = 0;
+    if (!nb::try_cast(value, address)) return false;
+    member = reinterpret_cast<T*>(address);
+    return true;
+}
+bool assign(smyrf::FarKeys& member, nb::handle value) { return value.is_none() || nb::try_cast(value, member); }
+
+template <class Struct>
+struct Field {
+    const char* name;
+    bool required;
+    bool (*set)(Struct&, nb::handle);
+    PyObject* keyword;  // interned, and never freed
+
+    Field(const char* n, bool is_required, bool (*setter)(Struct&, nb::handle))
+        : name(n), required(is_required), set(setter), keyword(PyUnicode_InternFromString(n)) {}
+};
+
+#define REQUIRED(member) {#member, true, [](auto& object, nb::handle value) { return assign(object.member, value); }}
+#define OPTIONAL(member) {#member, false, [](auto& object, nb::handle value) { return assign(object.member, value); }}
+
+// Binds a struct with a constructor that takes exactly these keywords.
+template <class Struct>
+void bind(nb::module_& m, const char* struct_name, const std::vector<Field<Struct>>& fields) {
+    nb::class_<Struct>(m, struct_name).def("__init__", [fields, struct_name](Struct* self, const nb::kwargs& given) {
+        const auto refuse = [&](const std::string& why) {
+            throw nb::type_error((std::string(struct_name) + ": " + why).c_str());
+        };
+        Struct built;
+        size_t n_found = 0;
+        for (const Field<Struct>& field : fields) {
+            PyObject* value = PyDict_GetItemWithError(given.ptr(), field.keyword);
+            if (value == nullptr) {
+                if (field.required) refuse(std::string("missing argument ") + field.name);
+                continue;
+            }
+            ++n_found;
+            if (!field.set(built, value)) refuse(std::string(field.name) + " has the wrong type, or is out of range");
+        }
+        if (n_found != given.size()) {
+            std::string unknown;
+            for (const auto& [key, value] : given) {
+                bool known = false;
+                for (const Field<Struct>& field : fields) known |= nb::cast<std::string>(key) == field.name;
+                if (!known) unknown += " " + nb::cast<std::string>(key);
+            }
+            refuse("unexpected argument" + unknown);
+        }
+        new (self) Struct(std::move(built));
+    });
 }
 
-template <class T>
-smyrf::Call<T> call(const Ints& sizes, const Ints& q, const Ints& k, const Ints& v, const std::vector<Ints>& lists,
-                    double scale, double dropout_p, int64_t seed, int threads) {
-    smyrf::Call<T> found;
-    found.batch = sizes.at(0), found.heads = sizes.at(1), found.kv_heads = sizes.at(2);
-    found.n_queries = sizes.at(3), found.n_keys = sizes.at(4), found.width = sizes.at(5), found.value_width = sizes.at(6);
-    found.q = rows<const T>(q), found.k = rows<const T>(k), found.v = rows<const T>(v);
-    for (const Ints& one : lists) {
-        smyrf::List<T> list;
-        list.n_groups = one.at(0), list.slots = one.at(1), list.size = one.at(2), list.n_extra = one.at(3);
-        list.queries = at<const int32_t>(one.at(4)), list.queries_stride = one.at(5);
-        list.keys = at<const int32_t>(one.at(6)), list.keys_stride = one.at(7);
-        list.causal = one.at(8) != 0, list.repeats = at<const int16_t>(one.at(9));
-        list.extra_keys = at<const T>(one.at(10)), list.extra_values = at<const T>(one.at(11));
-        list.extra_bias = at<const T>(one.at(12)), list.d_extra_keys = at<T>(one.at(13));
-        list.d_extra_values = at<T>(one.at(14)), list.d_extra_bias = at<T>(one.at(15));
-        found.lists.push_back(list);
-    }
-    found.scale = static_cast<T>(scale), found.seed = seed, found.threads = threads;
-    found.dropout = dropout_p > 0.0;
-    found.threshold = dropout_p < 1.0 ? static_cast<uint32_t>(dropout_p * 4294967296.0) : 0;
-    found.grow = dropout_p < 1.0 ? static_cast<float>(1.0 / (1.0 - dropout_p)) : T(0);  // float in every kernel
-    return found;
+void bind_structs(nb::module_& m) {
+    bind<smyrf::Execution>(m, "Execution", {REQUIRED(double_precision), REQUIRED(threads), OPTIONAL(isa)});
+    bind<smyrf::Rows>(m, "Rows",
+                      {REQUIRED(address), REQUIRED(batch_stride), REQUIRED(head_stride), REQUIRED(row_stride)});
+    bind<smyrf::FarKeys>(m, "FarKeys",
+                         {REQUIRED(n_rows), REQUIRED(n_per_group), REQUIRED(keys), REQUIRED(values), REQUIRED(bias),
+                          REQUIRED(index), OPTIONAL(d_keys), OPTIONAL(d_values), OPTIONAL(d_bias)});
+    bind<smyrf::GroupList>(m, "GroupList",
+                           {REQUIRED(n_groups), REQUIRED(n_query_slots), REQUIRED(n_key_slots), REQUIRED(queries),
+                            REQUIRED(queries_row_stride), REQUIRED(keys), REQUIRED(keys_row_stride), REQUIRED(causal),
+                            OPTIONAL(multiplicity), OPTIONAL(far)});
+    bind<smyrf::AttendParams>(
+        m, "AttendParams",
+        {REQUIRED(execution), REQUIRED(batch), REQUIRED(heads), REQUIRED(kv_heads), REQUIRED(n_queries),
+         REQUIRED(n_keys), REQUIRED(width), REQUIRED(value_width), REQUIRED(q), REQUIRED(k), REQUIRED(v),
+         REQUIRED(lists), REQUIRED(scale), OPTIONAL(dropout_p), OPTIONAL(seed)});
+    bind<smyrf::AttendOutput>(m, "AttendOutput", {REQUIRED(out), REQUIRED(lse)});
+    bind<smyrf::AttendGradients>(
+        m, "AttendGradients", {REQUIRED(grad), REQUIRED(out), REQUIRED(lse), REQUIRED(dq), REQUIRED(dk), REQUIRED(dv)});
+    bind<smyrf::HashParams>(
+        m, "HashParams",
+        {REQUIRED(execution), REQUIRED(batch), REQUIRED(heads), REQUIRED(kv_heads), REQUIRED(n_queries),
+         REQUIRED(n_keys), REQUIRED(width), REQUIRED(n_hashes), REQUIRED(q), REQUIRED(k), OPTIONAL(key_mask),
+         REQUIRED(vectors), REQUIRED(scale), REQUIRED(q_order), REQUIRED(k_order)});
+    bind<smyrf::LevelParams>(m, "LevelParams",
+                             {REQUIRED(execution),
+                              REQUIRED(batch),
+                              REQUIRED(heads),
+                              REQUIRED(kv_heads),
+                              REQUIRED(n_keys),
+                              REQUIRED(width),
+                              REQUIRED(value_width),
+                              REQUIRED(k),
+                              REQUIRED(v),
+                              OPTIONAL(key_mask),
+                              REQUIRED(order),
+                              REQUIRED(leaf_of_key),
+                              REQUIRED(key_spread),
+                              REQUIRED(value_weight),
+                              REQUIRED(n_parents),
+                              REQUIRED(fan_out),
+                              REQUIRED(n_candidates),
+                              REQUIRED(n_near),
+                              REQUIRED(n_far),
+                              OPTIONAL(candidates),
+                              REQUIRED(leaves_per_cluster),
+                              REQUIRED(centroids),
+                              REQUIRED(spread),
+                              REQUIRED(kept),
+                              REQUIRED(kept_row_stride),
+                              REQUIRED(far_keys),
+                              REQUIRED(far_keys_row_stride),
+                              REQUIRED(far_values),
+                              REQUIRED(far_values_row_stride),
+                              REQUIRED(far_bias),
+                              REQUIRED(far_bias_row_stride)});
 }
 
-const smyrf::Kernels& kernels(const std::string& isa) {
-    const smyrf::Kernels* found = isa.empty() ? smyrf::available().back() : smyrf::find(isa.c_str());
-    if (found == nullptr) throw std::invalid_argument("isa='" + isa + "' cannot be run on this machine");
-    return *found;
+const smyrf::Kernels& kernels(const smyrf::Execution& execution) { return smyrf::find(execution.isa); }
+
+void attend_forward(const smyrf::AttendParams& params, const smyrf::AttendOutput& output) {
+    check(params, output);
+    kernels(params.execution).attend_forward(params, output);
 }
 
-void forward(bool wide, const Ints& sizes, const Ints& q, const Ints& k, const Ints& v, const std::vector<Ints>& lists,
-             double scale, double dropout_p, int64_t seed, int64_t out, int64_t lse, int threads,
-             const std::string& isa) {
-    const smyrf::Kernels& use = kernels(isa);
-    if (wide)
-        use.forward64(call<double>(sizes, q, k, v, lists, scale, dropout_p, seed, threads), {at<double>(out), at<double>(lse)});
-    else
-        use.forward32(call<float>(sizes, q, k, v, lists, scale, dropout_p, seed, threads), {at<float>(out), at<float>(lse)});
+void attend_backward(const smyrf::AttendParams& params, const smyrf::AttendGradients& gradients) {
+    check(params, gradients);
+    kernels(params.execution).attend_backward(params, gradients);
 }
 
-void backward(bool wide, const Ints& sizes, const Ints& q, const Ints& k, const Ints& v, const std::vector<Ints>& lists,
-              double scale, double dropout_p, int64_t seed, const Ints& grad, int64_t out, int64_t lse, int64_t dq,
-              int64_t dk, int64_t dv, int threads, const std::string& isa) {
-    const smyrf::Kernels& use = kernels(isa);
-    if (wide)
-        use.backward64(call<double>(sizes, q, k, v, lists, scale, dropout_p, seed, threads),
-                       {rows<const double>(grad), at<const double>(out), at<const double>(lse), at<double>(dq),
-                        at<double>(dk), at<double>(dv)});
-    else
-        use.backward32(call<float>(sizes, q, k, v, lists, scale, dropout_p, seed, threads),
-                       {rows<const float>(grad), at<const float>(out), at<const float>(lse), at<float>(dq),
-                        at<float>(dk), at<float>(dv)});
+void sort_by_hash(const smyrf::HashParams& params) {
+    check(params);
+    kernels(params.execution).sort_by_hash(params);
 }
 
-template <class T>
-smyrf::Hashing<T> hashing(const Ints& sizes, const Ints& q, const Ints& k, int64_t mask, int64_t vectors, double scale,
-                          int64_t q_order, int64_t k_order, int threads) {
-    smyrf::Hashing<T> found;
-    found.batch = sizes.at(0), found.heads = sizes.at(1), found.kv_heads = sizes.at(2);
-    found.n_queries = sizes.at(3), found.n_keys = sizes.at(4), found.width = sizes.at(5), found.n_hashes = sizes.at(6);
-    found.q = rows<const T>(q), found.k = rows<const T>(k);
-    found.mask = at<const bool>(mask), found.vectors = at<const T>(vectors), found.scale = static_cast<T>(scale);
-    found.q_order = at<int32_t>(q_order), found.k_order = at<int32_t>(k_order), found.threads = threads;
-    return found;
-}
-
-void sort_by_hash(bool wide, const Ints& sizes, const Ints& q, const Ints& k, int64_t mask, int64_t vectors, double scale,
-                  int64_t q_order, int64_t k_order, int threads, const std::string& isa) {
-    const smyrf::Kernels& use = kernels(isa);
-    if (wide)
-        use.sort_by_hash64(hashing<double>(sizes, q, k, mask, vectors, scale, q_order, k_order, threads));
-    else
-        use.sort_by_hash32(hashing<float>(sizes, q, k, mask, vectors, scale, q_order, k_order, threads));
-}
-
-template <class T>
-smyrf::Level<T> level(const Ints& sizes, const Ints& tensors, int threads) {
-    smyrf::Level<T> found;
-    found.n_above = sizes.at(0), found.fan = sizes.at(1), found.n_clusters = sizes.at(2);
-    found.n_candidates = sizes.at(3), found.width = sizes.at(4), found.value_width = sizes.at(5);
-    found.n_near = sizes.at(6), found.n_far = sizes.at(7), found.leaves_of_own = sizes.at(8);
-    found.centroids = at<const T>(tensors.at(0)), found.spread = at<const T>(tensors.at(1));
-    found.vectors = at<const T>(tensors.at(2)), found.candidates = at<const int64_t>(tensors.at(3));
-    found.hidden = at<const bool>(tensors.at(4)), found.key_spread = at<const T>(tensors.at(5));
-    found.weight = at<const T>(tensors.at(6)), found.branch = at<const int64_t>(tensors.at(7));
-    found.kept = at<int64_t>(tensors.at(8)), found.far = at<T>(tensors.at(9)), found.bias = at<T>(tensors.at(10));
-    found.threads = threads;
-    return found;
-}
-
-void fold_level(bool wide, const Ints& sizes, const Ints& tensors, int threads, const std::string& isa) {
-    const smyrf::Kernels& use = kernels(isa);
-    if (wide)
-        use.fold_level64(level<double>(sizes, tensors, threads));
-    else
-        use.fold_level32(level<float>(sizes, tensors, threads));
+void fold_level(const smyrf::LevelParams& params) {
+    check(params);
+    kernels(params.execution).fold_level(params);
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
-    m.def("forward", &forward, nb::call_guard<nb::gil_scoped_release>());
-    m.def("backward", &backward, nb::call_guard<nb::gil_scoped_release>());
+    bind_structs(m);
+    m.def("attend_forward", &attend_forward, nb::call_guard<nb::gil_scoped_release>());
+    m.def("attend_backward", &attend_backward, nb::call_guard<nb::gil_scoped_release>());
     m.def("sort_by_hash", &sort_by_hash, nb::call_guard<nb::gil_scoped_release>());
     m.def("fold_level", &fold_level, nb::call_guard<nb::gil_scoped_release>());
     m.def("instruction_sets", [] {

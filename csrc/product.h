@@ -1,8 +1,27 @@
-// Products of small matrices whose rows lie anywhere, at the speed of the machine. Included once per instruction set,
-// inside its namespace.
+// Products of small matrices whose rows are at any addresses.
 //
-// A tile of the result stays in registers from its first product to its last; then it is stored, or merged into rows that
-// lie anywhere too. Vectors have no tails: what is read by vectors is padded with zeros.
+// A tile of the result stays in registers from its first product to its last; then it is stored, or merged into rows
+// that are at any addresses too. There are no tails: what is read by vectors is padded with zeros.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "isa.h"
+#include "memory.h"
+#include "simd.h"
+
+namespace smyrf::SMYRF_ISA {
+
+// A group is worked on in blocks of queries and keys, so that scores stay in the cache.
+constexpr int QUERY_BLOCK = 64, KEY_BLOCK = 256;
+
+// The size of nearly equal blocks, none larger than `most`.
+inline int64_t block_size(int64_t n, int64_t most) {
+    const int64_t n_blocks = (n + most - 1) / most;
+    return n_blocks == 0 ? 1 : (n + n_blocks - 1) / n_blocks;
+}
 
 constexpr int TILE_ROWS = 6;
 constexpr int TILE_VECTORS = SMYRF_REGISTERS >= 32 ? 4 : 2;
@@ -19,9 +38,7 @@ inline T dot(const T* a, const T* b, int64_t n) {
     return sum;
 }
 
-inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-// Rows of a matrix: at equal distances, or each at its own place.
+// Rows of a matrix: at equal distances, or at any addresses.
 template <class T>
 struct Strided {
     const T* data;
@@ -29,12 +46,12 @@ struct Strided {
     const T* operator()(int64_t i) const { return data + i * stride; }
 };
 template <class T>
-struct Listed {
+struct Scattered {
     const T* const* rows;
     const T* operator()(int64_t i) const { return rows[i]; }
 };
 
-// Where a tile goes: into a matrix of its own …
+// Where a tile goes: it is stored in a matrix …
 template <class T>
 struct Store {
     T* data;
@@ -49,12 +66,13 @@ struct Store {
             for (int v = 0; v < K; ++v) store(data + (row + r) * stride + column + v * W, sum[r][v]);
     }
 };
-// … or into rows that hold something: row = keep · row + share · tile. Where keep is zero the row is not read. A null row
-// takes nothing.
+// … or merged into rows at any addresses: row = keep · row + share · tile. If keep is zero the row is not read. A null
+// row is skipped.
 template <class T>
-class Into {
+class Merge {
    public:
-    Into(T* const* to, const T* of_old, const T* of_new, int64_t n) : rows_(to), keep_(of_old), share_(of_new), width_(n) {}
+    Merge(T* const* to, const T* of_old, const T* of_new, int64_t n)
+        : rows_(to), keep_(of_old), share_(of_new), width_(n) {}
 
     template <int R, int K>
     void operator()(int64_t row, int64_t column, const Vec<T> (&sum)[R][K]) const {
@@ -82,7 +100,7 @@ class Into {
     const T *keep_, *share_;
     int64_t width_;
 
-    // The end of a row that is not a multiple of a vector.
+    // The end of a row whose width is not a multiple of a vector.
     template <int K>
     static void put_tail(const Vec<T> (&sum)[K], T a, T b, int64_t n, T* to) {
         constexpr int W = Simd<T>::W;
@@ -90,43 +108,6 @@ class Into {
         for (int v = 0; v < K; ++v) store(part + v * W, sum[v] * b);
         for (int64_t e = 0; e < n; ++e) to[e] = a == T(0) ? part[e] : to[e] * a + part[e];
     }
-};
-
-// Rows of the next group, fetched while this one is computed, a piece of four cache lines at a time: a burst would have to
-// wait for itself, and what waits in between costs nothing.
-class Prefetch {
-   public:
-    Prefetch() { clear(); }
-    void clear() { n_ = at_ = 0; }
-    // Those at `index` in a table; strides and sizes are in bytes.
-    void add(const void* table, int64_t stride, int64_t bytes, const int32_t* index, int64_t n) {
-        const int64_t pieces = (bytes + PIECE - 1) / PIECE;
-        if (static_cast<int64_t>(queue_.size()) < n_ + n * pieces + 1) queue_.resize(n_ + n * pieces + 1);
-        const char *data = static_cast<const char*>(table), **to = queue_.data() + n_;
-        for (int64_t piece = 0; piece < pieces; ++piece, to += n)
-            for (int64_t i = 0; i < n; ++i) to[i] = data + index[i] * stride + piece * PIECE;  // empty slots: in vain
-        n_ += n * pieces;
-        *to = data;  // what is fetched when all is done
-    }
-    bool empty() const { return n_ == 0; }
-    const char* next() {
-        const char* piece = queue_[at_];
-        at_ += at_ < n_;
-        return piece;
-    }
-    static void line(const char* piece, int number) { __builtin_prefetch(piece + 64 * number, 0, 2); }
-    // All that is left, for groups with many rows and few products.
-    void rest() {
-        while (at_ < n_) {
-            const char* piece = next();
-            for (int i = 0; i < 4; ++i) line(piece, i);
-        }
-    }
-
-   private:
-    static constexpr int64_t PIECE = 256;
-    std::vector<const char*> queue_;
-    int64_t n_, at_;
 };
 
 // Σ_k a[r][k · step] · b[k][v] for R rows and K vectors, handed to `to`.
@@ -198,9 +179,7 @@ void product(const A& a, int64_t rows, int64_t step, const B& b, int64_t columns
     }
 }
 
-constexpr int I = 64;  // columns of a packed block
-
-// Rows side by side: to[d][i] = factor · rows[i][d], zero where a row is null; `to` has rows of I.
+// Packs rows as columns: to[d][i] = factor · rows[i][d], zero where a row is null; `to` has rows of QUERY_BLOCK.
 template <class T>
 void pack_columns(const T* const* rows, int64_t n, int64_t width, T factor, T* to) {
     constexpr int W = Simd<T>::W;
@@ -213,47 +192,20 @@ void pack_columns(const T* const* rows, int64_t n, int64_t width, T factor, T* t
                 x[r] = row ? load(row + d) * factor : Vec<T>{};
             }
             transpose<T>(x);
-            for (int r = 0; r < W; ++r) store(to + (d + r) * I + i, x[r]);
+            for (int r = 0; r < W; ++r) store(to + (d + r) * QUERY_BLOCK + i, x[r]);
         }
         for (; d < width; ++d)
             for (int r = 0; r < W; ++r) {
                 const T* row = i + r < n ? rows[i + r] : nullptr;
-                to[d * I + i + r] = row ? row[d] * factor : T(0);
+                to[d * QUERY_BLOCK + i + r] = row ? row[d] * factor : T(0);
             }
     }
 }
 
-// Memory of one thread, kept from call to call.
+// Rows that can be read by whole vectors: the rows themselves if the width is a multiple of a vector, else copies
+// padded with zeros. A null row is a row of zeros. `list` has room for n pointers.
 template <class T>
-class Buffer {
-   public:
-    T* get(int64_t n) {
-        if (n > size_) {
-            std::free(data_);
-            size_ = n;
-            data_ = static_cast<T*>(std::aligned_alloc(64, round_up(n * sizeof(T), 64)));
-            if (data_ == nullptr) size_ = 0, throw std::bad_alloc();
-        }
-        return data_;
-    }
-    // Gives back what only a very long sequence needs.
-    void trim() {
-        constexpr int64_t MOST = 1 << 24;  // bytes
-        if (size_ * static_cast<int64_t>(sizeof(T)) <= MOST) return;
-        std::free(data_);
-        data_ = nullptr, size_ = 0;
-    }
-    ~Buffer() { std::free(data_); }
-
-   private:
-    T* data_ = nullptr;
-    int64_t size_ = 0;
-};
-
-// Rows that can be read by whole vectors: as they are where the width allows it, else copies, filled up with zeros.
-// A null row is a row of zeros. `list` has room for n pointers.
-template <class T>
-Listed<T> whole_vectors(const T* const* rows, int64_t n, int64_t width, const T** list, Buffer<T>& copies) {
+Scattered<T> whole_vectors(const T* const* rows, int64_t n, int64_t width, const T** list, Buffer<T>& copies) {
     constexpr int W = Simd<T>::W;
     const int64_t padded = round_up(width, W);
     const bool copy = padded != width;
@@ -271,36 +223,4 @@ Listed<T> whole_vectors(const T* const* rows, int64_t n, int64_t width, const T*
     return {list};
 }
 
-// What is done at the end of a block, also when something is thrown.
-template <class Work>
-class Finally {
-   public:
-    explicit Finally(const Work& work) : work_(work) {}
-    ~Finally() { work_(); }
-
-   private:
-    Work work_;
-};
-
-// Runs `work(task)` for all tasks, in their order as far as several threads do. What one of them throws is thrown when all
-// have ended: those that wait for it must not wait for ever.
-template <class Work>
-void run(int64_t n_tasks, int threads, const Work& work) {
-    std::atomic<int64_t> next{0};
-    std::exception_ptr thrown;
-    const int team = static_cast<int>(std::min<int64_t>(threads, n_tasks));
-    if (team <= 1) {
-        for (int64_t task = 0; task < n_tasks; ++task) work(task);
-        return;
-    }
-#pragma omp parallel num_threads(team)
-    for (int64_t task = next++; task < n_tasks; task = next++) {
-        try {
-            work(task);
-        } catch (...) {
-#pragma omp critical(smyrf_thrown)
-            thrown = std::current_exception();
-        }
-    }
-    if (thrown) std::rethrow_exception(thrown);
-}
+}  // namespace smyrf::SMYRF_ISA

@@ -1,5 +1,19 @@
-// Vectors of one instruction set, by GCC's and Clang's vector extensions. Included once per instruction set, inside its
-// namespace: SMYRF_BYTES is the size of a vector, SMYRF_REGISTERS how many there are.
+// Vectors of one instruction set, by GCC's and Clang's vector extensions.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+
+#include "isa.h"
+
+namespace smyrf::SMYRF_ISA {
+
+constexpr double LOG2_E = 1.4426950408889634, LN_2 = 0.6931471805599453;
 
 template <class T>
 struct Bits;
@@ -16,11 +30,11 @@ struct Bits<double> {
 
 template <class T>
 struct Simd {
-    static constexpr int W = SMYRF_BYTES / sizeof(T);  // numbers in a vector
+    static constexpr int W = SMYRF_BYTES / sizeof(T);  // lanes
     typedef T V __attribute__((vector_size(SMYRF_BYTES)));
-    typedef T U __attribute__((vector_size(SMYRF_BYTES), aligned(sizeof(T)), may_alias));
-    typedef typename Bits<T>::Int I __attribute__((vector_size(SMYRF_BYTES)));
-    typedef typename Bits<T>::Unsigned B __attribute__((vector_size(SMYRF_BYTES)));  // bits, of which sums may wrap
+    typedef T U __attribute__((vector_size(SMYRF_BYTES), aligned(sizeof(T)), may_alias));  // at any address
+    typedef typename Bits<T>::Int IntVec __attribute__((vector_size(SMYRF_BYTES)));
+    typedef typename Bits<T>::Unsigned UnsignedVec __attribute__((vector_size(SMYRF_BYTES)));  // sums may wrap
 };
 
 template <class T>
@@ -48,16 +62,16 @@ inline Vec<T> larger(Vec<T> a, Vec<T> b) {
 
 template <class T>
 inline Vec<T> lesser(Vec<T> a, Vec<T> b) {
-    return a > b ? b : a;  // NaN stays, where it is a
+    return a > b ? b : a;  // a NaN in a stays
 }
 
-// 2ˣ for x <= 0, to a rounding or two; 0 below the smallest normal number, NaN stays NaN. Adding `magic` rounds to an
-// integer n and leaves n + bias in the last bits, which are the exponent of 2ⁿ once they are shifted into its place; the
-// polynomial is 2ʳ for |r| <= ½.
+// 2ˣ for x <= 0, to one or two ulps; 0 below the smallest normal number, NaN for NaN. Adding `magic` rounds to an
+// integer n and leaves n + bias in the last bits, which are the exponent of 2ⁿ once they are shifted into its place;
+// the polynomial is 2ʳ for |r| <= ½.
 inline Vec<float> power(Vec<float> x) {
-    using B = Simd<float>::B;
+    using UnsignedVec = Simd<float>::UnsignedVec;
     const Vec<float> magic = fill(12582912.0f + 127.0f);  // 1.5 · 2²³ + bias
-    x = larger<float>(fill(-127.0f), x);                  // whose exponent is that of zero; NaN is not larger, and stays
+    x = larger<float>(fill(-127.0f), x);                  // the exponent of zero; NaN is not larger, and stays
     const Vec<float> t = x + magic;
     const Vec<float> r = x - (t - magic);
     Vec<float> p = r * 0.00015353361993071223f + 0.001339887445228043f;  // minimax, error 2⁻²⁹
@@ -66,11 +80,11 @@ inline Vec<float> power(Vec<float> x) {
     p = p * r + 0.24022647913627435f;
     p = p * r + 0.6931472028550945f;
     p = p * r + 1.0f;
-    return p * (Vec<float>)((B)t << 23);
+    return p * (Vec<float>)((UnsignedVec)t << 23);
 }
 
 inline Vec<double> power(Vec<double> x) {
-    using B = Simd<double>::B;
+    using UnsignedVec = Simd<double>::UnsignedVec;
     const Vec<double> magic = fill(6755399441055744.0 + 1023.0);  // 1.5 · 2⁵² + bias
     x = larger<double>(fill(-1023.0), x);
     const Vec<double> t = x + magic;
@@ -80,16 +94,17 @@ inline Vec<double> power(Vec<double> x) {
     Vec<double> p = fill(1.0 / factorial[13]);
 #pragma GCC unroll 16
     for (int i = 12; i >= 0; --i) p = p * r + 1.0 / factorial[i];
-    return p * (Vec<double>)((B)t << 52);
+    return p * (Vec<double>)((UnsignedVec)t << 52);
 }
 
-// log x for x >= 0, to a rounding or two: x = m · 2ᵉ with m next to 1, and log m = 2 artanh(s), s = (m − 1) / (m + 1).
+// log x for x >= 0, to one or two ulps: x = m · 2ᵉ with m near 1, and log m = 2 artanh(s), s = (m − 1) / (m + 1).
 template <class T>
 inline Vec<T> logarithm(Vec<T> x) {
-    using Int = typename Simd<T>::I;
+    using Int = typename Simd<T>::IntVec;
     constexpr bool WIDE = sizeof(T) == 8;
     constexpr int MANTISSA = WIDE ? 52 : 23, TERMS = WIDE ? 10 : 4;
-    const typename Bits<T>::Int root = WIDE ? static_cast<typename Bits<T>::Int>(0x3FE6A09E667F3BCD) : 0x3F3504F3;  // √½
+    const typename Bits<T>::Int root =
+        WIDE ? static_cast<typename Bits<T>::Int>(0x3FE6A09E667F3BCD) : 0x3F3504F3;  // √½
     const Int exponent = ((Int)x - root) >> MANTISSA;
     const Vec<T> m = (Vec<T>)((Int)x - (exponent << MANTISSA));
     const Vec<T> s = (m - T(1)) / (m + T(1)), z = s * s;
@@ -105,10 +120,10 @@ inline Vec<T> logarithm(Vec<T> x) {
 #ifdef __clang__
 #define SMYRF_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define SMYRF_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, typename Simd<T>::I{__VA_ARGS__})
+#define SMYRF_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, typename Simd<T>::IntVec{__VA_ARGS__})
 #endif
 
-// Swaps bit S of the number of a row with bit S of the number of a lane, for all W rows.
+// Swaps bit S of the row index with bit S of the lane index, for all W rows.
 template <class T, int S, int... LANE>
 inline void swap_bits(Vec<T>* rows, std::integer_sequence<int, LANE...>) {
     constexpr int W = Simd<T>::W;
@@ -120,7 +135,7 @@ inline void swap_bits(Vec<T>* rows, std::integer_sequence<int, LANE...>) {
     }
 }
 
-// W rows of W numbers, transposed.
+// Transposes W rows of W numbers.
 template <class T>
 inline void transpose(Vec<T>* rows) {
     constexpr int W = Simd<T>::W;
@@ -130,3 +145,25 @@ inline void transpose(Vec<T>* rows) {
     if constexpr (W >= 4) swap_bits<T, 2>(rows, lanes);
     swap_bits<T, 1>(rows, lanes);
 }
+
+// The lanes in which a comparison is true, as bits.
+template <class T>
+inline uint32_t lanes(typename Simd<T>::IntVec found) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return _mm512_movepi32_mask((__m512i)found);
+    else
+        return _mm512_movepi64_mask((__m512i)found);
+#elif defined(__AVX__)
+    if constexpr (sizeof(T) == 4)
+        return static_cast<uint32_t>(_mm256_movemask_ps((__m256)found));
+    else
+        return static_cast<uint32_t>(_mm256_movemask_pd((__m256d)found));
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < Simd<T>::W; ++i) bits |= (found[i] != 0 ? 1u : 0u) << i;
+    return bits;
+#endif
+}
+
+}  // namespace smyrf::SMYRF_ISA

@@ -1,33 +1,30 @@
 """`attend` in C++: fused, O(N) memory, one pass over the groups.
 
-This file prepares the tensors, keeps them alive during the call, and makes custom operators of the extension, so that
+This file prepares the tensors, keeps them alive during the call, and wraps the extension in custom operators, so that
 `torch.compile` sees one node.
 
-Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query and S
-        key slots per group, F extra keys.
+Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query slots and S key slots
+        per group, T far keys of a row, F far keys per group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from smyrf.backends.forward_mode import refuse_forward_mode
 from smyrf.backends.native import extension
-from smyrf.backends.native.extension import native, ready, rows
+from smyrf.backends.native.extension import address, narrow, native, ready, rows
 from smyrf.backends.operators import differentiable, register
 from smyrf.call import Call
-from smyrf.grouping.groups import FarKeys, Groups, pack, unpack
+from smyrf.grouping.groups import Groups, pack, unpack
 
 
 def attend(call: Call, groups: Sequence[Groups]) -> tuple[Tensor, Tensor]:
     """Attention of each query to the keys of its groups (`smyrf.grouping.stages.Attend`)."""
     refuse_forward_mode((call.q, call.k, call.v), "backend='native'", "pass backend='reference'")
-    groups = [one if one.far is None else replace(one, far=FarKeys.per_group(*one.far.of_groups())) for one in groups]
     tensors, layout = pack(groups)
     return _attend(call.q, call.k, call.v, tensors, layout, call.scale, call.dropout_p, call.dropout_seed)
 
@@ -47,22 +44,8 @@ def _attend(
     q, k, v = (ready(x) for x in (q, k, v))
     out = q.new_empty((*q.shape[:3], v.shape[-1]))
     lse = q.new_empty(q.shape[:3])
-    lists, _alive = _lists(unpack(tensors, layout), q.dtype)
-    native.forward(
-        q.dtype == torch.float64,
-        _sizes(q, k, v),
-        rows(q),
-        rows(k),
-        rows(v),
-        lists,
-        scale,
-        dropout_p,
-        0 if seed is None else int(seed),
-        out.data_ptr(),
-        lse.data_ptr(),
-        extension.n_threads(),
-        extension.ISA,
-    )
+    params, _alive = _params(q, k, v, unpack(tensors, layout), scale, dropout_p, seed)
+    native.attend_forward(params, native.AttendOutput(out=address(out), lse=address(lse)))
     return out if out.dtype == dtype else out.to(dtype), lse
 
 
@@ -80,34 +63,23 @@ def _attend_backward(
     dropout_p: float,
     seed: Tensor | None,
 ) -> list[Tensor]:
-    """Gradients of q, k and v, then of those `tensors` that are not indices."""
+    """Gradients of q, k and v, then of the floating-point `tensors`."""
     inputs = [q, k, v, *differentiable(tensors)]
     q, k, v, grad = (ready(x) for x in (q, k, v, grad))
     out, lse = out.to(q.dtype).contiguous(), lse.contiguous()
     grads = [x.new_zeros(x.shape, dtype=q.dtype) for x in inputs]
-    dq, dk, dv = grads[:3]
-    groups = unpack(tensors, layout)
-    of_extras = iter(grads[3:])
-    dextras = [one.far and (next(of_extras), next(of_extras), next(of_extras)) for one in groups]
-    lists, _alive = _lists(groups, q.dtype, dextras)
-    native.backward(
-        q.dtype == torch.float64,
-        _sizes(q, k, v),
-        rows(q),
-        rows(k),
-        rows(v),
-        lists,
-        scale,
-        dropout_p,
-        0 if seed is None else int(seed),
-        rows(grad),
-        out.data_ptr(),
-        lse.data_ptr(),
-        dq.data_ptr(),
-        dk.data_ptr(),
-        dv.data_ptr(),
-        extension.n_threads(),
-        extension.ISA,
+    dq, dk, dv, *of_far_keys = grads
+    params, _alive = _params(q, k, v, unpack(tensors, layout), scale, dropout_p, seed, of_far_keys)
+    native.attend_backward(
+        params,
+        native.AttendGradients(
+            grad=rows(grad),
+            out=address(out),
+            lse=address(lse),
+            dq=address(dq),
+            dk=address(dk),
+            dv=address(dv),
+        ),
     )
     return [d.to(x.dtype) for d, x in zip(grads, inputs, strict=True)]
 
@@ -115,44 +87,86 @@ def _attend_backward(
 register(_attend, _attend_backward)
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
+def _params(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    groups: Sequence[Groups],
+    scale: float,
+    dropout_p: float,
+    seed: Tensor | None,
+    grads: Sequence[Tensor] | None = None,
+) -> tuple[native.AttendParams, list[Tensor]]:
+    """The parameters of a call, and tensors that must live as long as they are in use.
+
+    Args:
+        grads: in backward, the gradients of keys, values and biases of all far keys, list by list.
+    """
     batch, heads, n_queries, width = q.shape
-    return [batch, heads, k.shape[1], n_queries, k.shape[2], width, v.shape[3]]
-
-
-def _lists(
-    groups: Sequence[Groups], dtype: torch.dtype, dextras: Sequence[Any] | None = None
-) -> tuple[list[list[int]], list[Tensor]]:
-    """Lists as numbers, and the tensors that must live as long as these are in use."""
-    found, alive = [], []
-    for i, one in enumerate(groups):
-        _, n_groups, slots, size = one.shape
-        queries, keys = (_index(x) for x in (one.queries, one.keys))
-        repeats = None if one.multiplicity is None else one.multiplicity.to(torch.int16).contiguous()
-        extra = [] if one.far is None else [x.to(dtype).contiguous() for x in one.far[:3]]
-        dextra = None if dextras is None else dextras[i]
-        alive += [queries, keys, *extra, *([] if repeats is None else [repeats])]
-        found.append(
-            [
-                n_groups,
-                slots,
-                size,
-                one.n_far,
-                queries.data_ptr(),
-                queries.stride(0),
-                keys.data_ptr(),
-                keys.stride(0),
-                int(one.causal),
-                0 if repeats is None else repeats.data_ptr(),
-                *([x.data_ptr() for x in extra] or [0, 0, 0]),
-                *([0, 0, 0] if dextra is None else [x.data_ptr() for x in dextra]),
-            ]
+    _, kv_heads, n_keys, value_width = v.shape
+    alive: list[Tensor] = []
+    rest = None if grads is None else iter(grads)
+    lists = []
+    for one in groups:
+        _, n_groups, n_query_slots, n_key_slots = one.shape
+        queries, keys = _index(one.queries, "queries"), _index(one.keys, "keys")
+        multiplicity = one.multiplicity
+        if multiplicity is not None:
+            multiplicity = narrow(multiplicity, torch.int16, "multiplicity").contiguous()
+            alive.append(multiplicity)
+        alive += [queries, keys]
+        far = None
+        if one.far is not None:
+            table = [x.to(q.dtype).contiguous() for x in one.far[:3]]
+            index = narrow(one.far.index, torch.int32, "far keys").contiguous()  # (L, F)
+            alive += [*table, index]
+            d_keys, d_values, d_bias = (0, 0, 0) if rest is None else (address(next(rest)) for _ in table)
+            far = native.FarKeys(
+                n_rows=one.far.bias.shape[1],
+                n_per_group=one.n_far,
+                keys=address(table[0]),
+                values=address(table[1]),
+                bias=address(table[2]),
+                index=address(index),
+                d_keys=d_keys,
+                d_values=d_values,
+                d_bias=d_bias,
+            )
+        lists.append(
+            native.GroupList(
+                n_groups=n_groups,
+                n_query_slots=n_query_slots,
+                n_key_slots=n_key_slots,
+                queries=address(queries),
+                queries_row_stride=queries.stride(0),
+                keys=address(keys),
+                keys_row_stride=keys.stride(0),
+                causal=one.causal,
+                multiplicity=address(multiplicity),
+                far=far,
+            )
         )
-    return found, alive
+    params = native.AttendParams(
+        execution=extension.execution(q.dtype),
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        n_queries=n_queries,
+        n_keys=n_keys,
+        width=width,
+        value_width=value_width,
+        q=rows(q),
+        k=rows(k),
+        v=rows(v),
+        lists=lists,
+        scale=scale,
+        dropout_p=dropout_p,
+        seed=0 if seed is None else int(seed),
+    )
+    return params, alive
 
 
-def _index(x: Tensor) -> Tensor:
-    """int32 indices of which each row is contiguous; rows may be the same."""
-    if x.dtype != torch.int32:
-        x = x.to(torch.int32)
+def _index(x: Tensor, name: str) -> Tensor:
+    """int32 indices ``(B, L, …)`` of which each row is contiguous; all rows may be the same one."""
+    x = narrow(x, torch.int32, name)
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -1,6 +1,6 @@
-"""The C++ extension `smyrf._native`, or why it is not there, and how tensors are handed to it.
+"""Load the C++ extension `smyrf._native`, or say why it is missing, and describe tensors to it.
 
-It knows nothing of PyTorch: it is handed addresses, sizes and strides. Whoever calls it keeps the tensors alive.
+The extension does not know PyTorch: it takes addresses, sizes and strides. Callers keep the tensors alive.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import torch
 from torch import Tensor
 
-# After torch, whose OpenMP runtime is the one that it uses.
+# After torch, whose OpenMP runtime it uses.
 try:
     import smyrf._native as native
 except ModuleNotFoundError:
@@ -20,15 +20,26 @@ except ImportError as error:
 else:
     MISSING = ""
 
-__all__ = ["ISA", "MISSING", "instruction_sets", "n_threads", "native", "ready", "rows"]
+__all__ = [
+    "ISA",
+    "MISSING",
+    "address",
+    "execution",
+    "instruction_sets",
+    "n_threads",
+    "narrow",
+    "native",
+    "ready",
+    "rows",
+]
 
-# The instruction set to use, of `instruction_sets`; "" for the best.
+# The instruction set to use, one of `instruction_sets`; "" for the best.
 ISA = ""
 
 
 def instruction_sets() -> list[str]:
-    """What this machine can run, the best one last; empty without the extension."""
-    return [] if MISSING else list(native.instruction_sets())
+    """Instruction sets that this machine can run, the best last; empty without the extension."""
+    return [] if MISSING else native.instruction_sets()
 
 
 _forked = False
@@ -44,12 +55,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def n_threads() -> int:
-    """As many as PyTorch's operators have; one in a forked process, where OpenMP waits for threads that are gone."""
+    """PyTorch's thread count, or 1 after a fork (OpenMP would wait for threads that no longer exist)."""
     return 1 if _forked else torch.get_num_threads()
 
 
 def ready(x: Tensor) -> Tensor:
-    """In a dtype that the extension computes in, with a contiguous last axis.
+    """x in float32 or float64, with a contiguous last axis.
 
     Example:
         >>> import torch
@@ -61,6 +72,39 @@ def ready(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def rows(x: Tensor) -> list[int]:
+def narrow(x: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Integers in a narrower dtype; raises IndexError for one that does not fit into it.
+
+    Example:
+        >>> import torch
+        >>> narrow(torch.tensor([3]), torch.int32, "keys").dtype
+        torch.int32
+        >>> narrow(torch.tensor([2**32 + 3]), torch.int32, "keys")
+        Traceback (most recent call last):
+        ...
+        IndexError: 4294967299 of keys is out of range for torch.int32
+    """
+    if x.dtype == dtype:
+        return x
+    if x.numel() > 0:
+        limits, (low, high) = torch.iinfo(dtype), x.aminmax()
+        for value in (int(low), int(high)):
+            if not limits.min <= value <= limits.max:
+                raise IndexError(f"{value} of {name} is out of range for {dtype}")
+    return x.to(dtype)
+
+
+def execution(dtype: torch.dtype) -> native.Execution:
+    """How a kernel runs now: precision, threads, instruction set."""
+    return native.Execution(double_precision=dtype == torch.float64, threads=n_threads(), isa=ISA)
+
+
+def address(x: Tensor | None) -> int:
+    """Address of a tensor, 0 for None."""
+    return 0 if x is None else x.data_ptr()
+
+
+def rows(x: Tensor) -> native.Rows:
     """Address and strides of ``(batch, heads, N, D)``."""
-    return [x.data_ptr(), *x.stride()[:3]]
+    batch_stride, head_stride, row_stride, _ = x.stride()
+    return native.Rows(address=x.data_ptr(), batch_stride=batch_stride, head_stride=head_stride, row_stride=row_stride)

@@ -1,6 +1,7 @@
 """A level of Tangent attention in the extension: fused, without a matrix of scores.
 
-Shapes: as in `smyrf.grouping.tangent.levels`.
+Shapes: B rows (batch × heads), M keys, D width, E value width; of a level: L clusters per row, A clusters of the level
+        above in all rows (A = B at the first level), f = B · L / A, n candidates, S near and F far keys.
 """
 
 from __future__ import annotations
@@ -9,39 +10,112 @@ import torch
 from torch import Tensor
 
 from smyrf.backends.native import extension
-from smyrf.backends.torch.candidates import Candidates
-from smyrf.methods.levels import Level
+from smyrf.backends.native.extension import address, narrow, ready, rows
+from smyrf.methods import Level
 
 
-def keep_and_fold(
-    keys: Candidates,
-    level: Level,
+def fold_level(
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    order: Tensor,
+    leaf_of_key: Tensor,
+    key_spread: Tensor,
+    value_weight: Tensor,
+    candidates: Tensor | None,
     centroids: Tensor,
     spread: Tensor,
-    known: tuple[Tensor, Tensor, Tensor],
-    leaves_of_own: int,
-    kept: Tensor,
-    vectors: Tensor,
-    bias: Tensor,
+    level: Level,
+    leaves_per_cluster: int,
+    kept_out: Tensor,
+    far_keys_out: Tensor,
+    far_values_out: Tensor,
+    bias_out: Tensor,
 ) -> None:
-    """Arguments as for `smyrf.grouping.tangent.levels.keep_and_fold`."""
-    width = centroids.shape[-1]
-    candidates = None if keys.everything else keys.candidates
-    tensors = [centroids, spread, keys.vectors, candidates, keys.hidden, *known, kept, vectors, bias]
-    tensors = [None if x is None else x.contiguous() for x in tensors]
-    extension.native.fold_level(
-        centroids.dtype == torch.float64,
-        [
-            *centroids.shape[:2],
-            level.n_clusters,
-            keys.candidates.shape[1],
-            width,
-            keys.vectors.shape[-1] - width,
-            level.n_near,
-            level.n_far,
-            leaves_of_own,
-        ],
-        [0 if x is None else x.data_ptr() for x in tensors],
-        extension.n_threads(),
-        extension.ISA,
+    """Select each cluster's near keys and fold its other candidates into far keys.
+
+    Keys and values are read in place. A place is a position in the order of the tree; each row has its own. Masked keys
+    have no effect, whatever they hold: they are kept only if there are too few others, and never folded.
+
+    The outputs are float32 for half precision, else of k's dtype, and int32. They may be slices of larger tensors along
+    their second axis, such as one level of a table of all far keys; the rest of each row is contiguous.
+
+    Args:
+        k: ``(batch, kv_heads, M, D)``, any strides.
+        v: ``(batch, kv_heads, M, E)``, any strides.
+        key_mask: ``(batch, M)`` bool, True = may be attended to, or None.
+        order: ``(B, M)`` int32, the key at each place.
+        leaf_of_key: ``(B, M)`` int32, the leaf of the key at each place.
+        key_spread: ``(B, M)``, relative σ of the key at each place.
+        value_weight: ``(B, M)``, ½ log ‖v − v̄‖² of the key at each place.
+        candidates: ``(A, n)`` int32, the places that each cluster of the level above has kept; None for all keys, at the
+            first level (A = B, n = M).
+        centroids: ``(A, f, D)``.
+        spread: ``(A, f)``, or ``(A, f, 1)``: σ of each cluster.
+        level: its sizes.
+        leaves_per_cluster: leaves of a cluster whose own keys come before all others; 0 if they do not.
+        kept_out: ``(B, L, S)`` or ``(A, f, S)`` int32: numbers of the near keys among the candidates, ascending.
+        far_keys_out: ``(B, L · F, D)`` or ``(A, f, F, D)``.
+        far_values_out: ``(B, L · F, E)`` or ``(A, f, F, E)``.
+        bias_out: ``(B, L · F)`` or ``(A, f, F)``; -inf for a far key that nothing was folded into.
+    """
+    k, v = ready(k), ready(v)
+    n_rows, n_keys = order.shape
+    n_parents, fan_out, width = centroids.shape
+    order, leaf_of_key = (narrow(x, torch.int32, "order").contiguous() for x in (order, leaf_of_key))
+    key_spread, value_weight, centroids, spread = (
+        x.to(k.dtype).contiguous() for x in (key_spread, value_weight, centroids, spread)
     )
+    if candidates is not None:
+        candidates = narrow(candidates, torch.int32, "candidates").contiguous()
+    key_mask = None if key_mask is None else key_mask.contiguous()
+    n_clusters = n_parents * fan_out
+    if n_clusters == 0:
+        return
+    n_far = n_clusters * level.n_far
+    kept = _out(kept_out, n_rows, n_clusters * level.n_near, torch.int32, "kept_out")
+    far_keys = _out(far_keys_out, n_rows, n_far * width, k.dtype, "far_keys_out")
+    far_values = _out(far_values_out, n_rows, n_far * v.shape[-1], k.dtype, "far_values_out")
+    bias = _out(bias_out, n_rows, n_far, k.dtype, "bias_out")
+    extension.native.fold_level(
+        extension.native.LevelParams(
+            execution=extension.execution(k.dtype),
+            batch=len(k),
+            heads=n_rows // len(k),
+            kv_heads=k.shape[1],
+            n_keys=n_keys,
+            width=width,
+            value_width=v.shape[-1],
+            k=rows(k),
+            v=rows(v),
+            key_mask=address(key_mask),
+            order=address(order),
+            leaf_of_key=address(leaf_of_key),
+            key_spread=address(key_spread),
+            value_weight=address(value_weight),
+            n_parents=n_parents,
+            fan_out=fan_out,
+            n_candidates=n_keys if candidates is None else candidates.shape[1],
+            n_near=level.n_near,
+            n_far=level.n_far,
+            candidates=address(candidates),
+            leaves_per_cluster=leaves_per_cluster,
+            centroids=address(centroids),
+            spread=address(spread),
+            kept=address(kept),
+            kept_row_stride=kept.stride(0),
+            far_keys=address(far_keys),
+            far_keys_row_stride=far_keys.stride(0),
+            far_values=address(far_values),
+            far_values_row_stride=far_values.stride(0),
+            far_bias=address(bias),
+            far_bias_row_stride=bias.stride(0),
+        )
+    )
+
+
+def _out(x: Tensor, n_rows: int, n: int, dtype: torch.dtype, name: str) -> Tensor:
+    """A view ``(B, …)`` of an output with n elements; raises if it has others, or if its rows are not contiguous."""
+    if x.dtype != dtype or x.numel() != n:
+        raise ValueError(f"{name} has {x.numel()} elements of {x.dtype}, but needs {n} of {dtype}")
+    return x.view(n_rows, n // n_rows)

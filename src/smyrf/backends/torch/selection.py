@@ -85,8 +85,8 @@ class FoldLevel(Protocol):
             centroids: ``(A, f, D)``.
             spread: ``(A, f)``, σ of each cluster.
             leaves_per_cluster: leaves of a cluster if its own keys come first, else 0.
-            kept: ``(A, f, S)`` int32, places of the near keys among the candidates, ascending.
-            far_keys, far_values, bias: ``(A, f, F, D)``, ``(A, f, F, E)`` and ``(A, f, F)``.
+            kept: ``(R, L, S)`` int32, places of the near keys among the candidates, ascending.
+            far_keys, far_values, bias: ``(R, L, F, D)``, ``(R, L, F, E)`` and ``(R, L, F)``.
         """
 
 
@@ -184,6 +184,28 @@ def statistics(
     return LeafStats(mean, square), KeyStats(spread.gather(1, at), weight.gather(1, at), variance)
 
 
+def all_statistics(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, queries: Tensor, order: Tensor, scale: float
+) -> tuple[LeafStats, KeyStats]:
+    """`statistics` of all B rows of a call, some at a time."""
+    heads, parts = q.shape[1], []
+    with torch.autocast(q.device.type, enabled=False), workspace(q.device) as scratch:
+        for rows in row_slices(len(queries), max(q.shape[2], k.shape[2])):
+            mask = take_mask(key_mask, rows, heads)
+            k_rows, v_rows = _visible(take_rows(k, rows, heads), mask), _visible(take_rows(v, rows, heads), mask)
+            q_rows = take_rows(q, rows, heads)
+            parts.append(statistics(q_rows, k_rows, v_rows, mask, queries[rows], order[rows], scale, scratch))
+    if len(parts) == 1:
+        return parts[0]
+    leaves, stats = zip(*parts, strict=True)
+    return LeafStats(*map(torch.cat, zip(*leaves, strict=True))), KeyStats(*map(torch.cat, zip(*stats, strict=True)))
+
+
+def every_row(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """The mask of all B rows, ``(B, M)``."""
+    return None if key_mask is None else key_mask.repeat_interleave(q.shape[1], dim=0)
+
+
 def descend(
     levels: Sequence[Level],
     leaves: LeafStats,
@@ -205,19 +227,9 @@ def descend(
         centroids_out.copy_(centroids)
         per_cluster = n_leaves // level.n_clusters
         has_room = 2 * -(-n_keys // n_leaves) * per_cluster <= level.n_near  # for the keys of a cluster's own leaves
-        outputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (kept_out, *far_out)]
-        kept, *_ = shaped = [x.view(*clusters, *x.shape[2:]) for x in outputs]
-        fold_level(
-            places,
-            level,
-            centroids.view(*clusters, -1),
-            spread.view(clusters),
-            per_cluster if has_room else 0,
-            *shaped,
-        )
-        for whole, part in zip((kept_out, *far_out), outputs, strict=True):
-            whole.copy_(part)
-        places = narrow(places, kept)
+        own = per_cluster if has_room else 0
+        fold_level(places, level, centroids.view(*clusters, -1), spread.view(clusters), own, kept_out, *far_out)
+        places = narrow(places, kept_out.reshape(*clusters, -1))
     assert places is not None
     at = places.view(n_rows, -1).long()  # (R, leaves · S)
     found = order.gather(1, at)
@@ -241,7 +253,9 @@ def _fold_level(
     scratch: Workspace,
 ) -> None:
     """`FoldLevel` with PyTorch's operators."""
-    fan, width = centroids.shape[1:]
+    n_above, fan, width = centroids.shape
+    outputs = kept, far_keys, far_values, bias
+    parts = [x.new_empty((n_above, fan, *x.shape[2:])) for x in outputs]  # (A, f, …)
     for at, part in candidates.blocks(fan):
         here, q_here = candidates.gather(at, scratch), centroids[at, part]  # (a, n, D + E), (a, f, D)
         scores = candidates.score(q_here, here, at, scratch)  # (a, f, n)
@@ -254,10 +268,12 @@ def _fold_level(
             clusters = torch.arange(at.start, at.stop, device=kept.device) * fan % level.n_clusters
             near.prefer_own(ranks, leaf // leaves_per_cluster - (clusters + part.start)[:, None, None])
         chosen = near.choose(ranks, level.n_near)  # (a, f, S)
-        kept[at, part] = chosen.int()
         scores.scatter_(2, chosen, -torch.inf)
-        found, bias[at, part] = far.fold(scores, here, q_here, level.n_far)
-        far_keys[at, part], far_values[at, part] = found[..., :width], found[..., width:]
+        found, far_bias = far.fold(scores, here, q_here, level.n_far)
+        for whole, x in zip(parts, (chosen, found[..., :width], found[..., width:], far_bias), strict=True):
+            whole[at, part] = x.to(whole.dtype)
+    for whole, x in zip(outputs, parts, strict=True):
+        whole.copy_(x.view_as(whole))
 
 
 def _moments(q: Tensor, queries: Tensor, scale: float, scratch: Workspace) -> tuple[Tensor, Tensor]:

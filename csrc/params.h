@@ -1,0 +1,103 @@
+// Parameters of the native kernels: sizes, strides and addresses. No framework is known here.
+//
+// Shapes: B rows (batch × heads), N queries, M keys, D width, E value width,
+//         L groups, C query slots and S key slots per group, T far keys of a row, F far keys of a group.
+//
+// Floating-point tensors are float32 or float64, as `Execution` says, and contiguous unless there are strides for them.
+// Strides are in elements. Python builds these structs by keyword (module.cpp), and checks.cpp checks them.
+// Nothing here is compiled per instruction set: kernels only read these structs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace smyrf {
+
+// How a kernel runs.
+struct Execution {
+    bool double_precision = false;
+    int threads = 1;
+    std::string isa;  // an instruction set by name; empty: the best
+};
+
+// A tensor (batch, heads, length, width) whose last axis is contiguous.
+struct Rows {
+    const void* address = nullptr;
+    int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
+};
+
+// Far keys: a table for each of the B rows, and the keys of each group in it. Groups may share a far key.
+struct FarKeys {
+    int64_t n_rows = 0, n_per_group = 0;                             // T, F
+    const void *keys = nullptr, *values = nullptr;                   // (B, T, D), (B, T, E)
+    const void* bias = nullptr;                                      // (B, T), added to the scores; -inf: no such key
+    const int32_t* index = nullptr;                                  // (L, F), of the T; the same for all B rows
+    void *d_keys = nullptr, *d_values = nullptr, *d_bias = nullptr;  // gradients, zero before `attend_backward`
+};
+
+// One list of groups. An index of -1 is an empty slot.
+struct GroupList {
+    int64_t n_groups = 0, n_query_slots = 0, n_key_slots = 0;  // L, C, S
+    const int32_t* queries = nullptr;                          // (B, L, C)
+    const int32_t* keys = nullptr;                             // (B, L, S)
+    int64_t queries_row_stride = 0, keys_row_stride = 0;       // 0 if all B rows share them
+    bool causal = false;                                       // query slot i sees the key slots j <= i
+    const int16_t* multiplicity = nullptr;                     // (B, L, C, S), divides the weights; or null
+    FarKeys far;
+};
+
+struct AttendParams {
+    Execution execution;
+    int64_t batch = 0, heads = 0, kv_heads = 0, n_queries = 0, n_keys = 0, width = 0, value_width = 0;
+    Rows q, k, v;
+    std::vector<GroupList> lists;
+    double scale = 1;
+    double dropout_p = 0;
+    int64_t seed = 0;
+};
+
+struct AttendOutput {
+    void *out = nullptr, *lse = nullptr;  // (B, N, E), (B, N)
+};
+
+struct AttendGradients {
+    Rows grad;                                         // (batch, heads, N, E)
+    const void *out = nullptr, *lse = nullptr;         // the results of `attend_forward`
+    void *dq = nullptr, *dk = nullptr, *dv = nullptr;  // (B, N, D), (batch · kv_heads, M, D), (…, M, E): zero before
+};
+
+// Orders of queries and keys by their hashes, in H rounds.
+struct HashParams {
+    Execution execution;
+    int64_t batch = 0, heads = 0, kv_heads = 0, n_queries = 0, n_keys = 0, width = 0, n_hashes = 0;
+    Rows q, k;
+    const bool* key_mask = nullptr;                  // (batch, M) or null; keys with false come last
+    const void* vectors = nullptr;                   // (H, D + 2)
+    double scale = 1;                                // of the queries
+    int32_t *q_order = nullptr, *k_order = nullptr;  // (B, H, N), (B, H, M), written
+};
+
+// One level of Tangent attention. A clusters of the level above (rows, at the first level) have n candidates each and f
+// clusters of this level below them; L = A · f / B is the number of clusters of a row. A place is a position in the
+// order of the tree.
+struct LevelParams {
+    Execution execution;
+    int64_t batch = 0, heads = 0, kv_heads = 0, n_keys = 0, width = 0, value_width = 0;
+    Rows k, v;
+    const bool* key_mask = nullptr;                             // (batch, M) or null
+    const int32_t* order = nullptr;                             // (B, M), the key at each place
+    const int32_t* leaf_of_key = nullptr;                       // (B, M), by place
+    const void *key_spread = nullptr, *value_weight = nullptr;  // (B, M), by place
+    int64_t n_parents = 0, fan_out = 0;                         // A, f
+    int64_t n_candidates = 0, n_near = 0, n_far = 0;            // n, S, F
+    const int32_t* candidates = nullptr;                        // (A, n), places; null: all keys, n = M
+    int64_t leaves_per_cluster = 0;                             // if a cluster's own keys come first, else 0
+    const void *centroids = nullptr, *spread = nullptr;         // (A, f, D), (A, f)
+    int32_t* kept = nullptr;                                    // (B, L, S), written: ascending, among the candidates
+    void *far_keys = nullptr, *far_values = nullptr,
+         *far_bias = nullptr;  // (B, L·F, D), (B, L·F, E), (B, L·F), written
+    int64_t kept_row_stride = 0, far_keys_row_stride = 0, far_values_row_stride = 0, far_bias_row_stride = 0;
+};
+
+}  // namespace smyrf
