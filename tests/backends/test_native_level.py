@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from smyrf.backends.native import extension
-from smyrf.methods.levels import Level
+from smyrf.methods import Level
 
 if extension.MISSING:  # where the package was installed without a compiler
     pytest.skip(extension.MISSING, allow_module_level=True)

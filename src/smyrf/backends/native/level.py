@@ -135,7 +135,7 @@ def keep_and_fold(
     bias: Tensor,
 ) -> None:
     """Arguments as for `smyrf.grouping.tangent.levels.keep_and_fold`."""
-    n_parents, _, width = centroids.shape
+    n_parents, fan_out, width = centroids.shape
     key_spread, value_weight, leaf_of_key = known
     n_rows, n_keys = key_spread.shape
     both = keys.vectors.view(n_rows, 1, n_keys, -1)  # in the order of the tree
