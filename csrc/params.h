@@ -95,8 +95,8 @@ struct LevelParams {
     int64_t leaves_per_cluster = 0;                             // if a cluster's own keys come first, else 0
     const void *centroids = nullptr, *spread = nullptr;         // (A, f, D), (A, f)
     int32_t* kept = nullptr;                                    // (B, L, S), written: ascending, among the candidates
-    void *far_keys = nullptr, *far_values = nullptr,
-         *far_bias = nullptr;  // (B, L·F, D), (B, L·F, E), (B, L·F), written
+    void *far_keys = nullptr, *far_values = nullptr;            // (B, L·F, D), (B, L·F, E), written
+    void* far_bias = nullptr;                                   // (B, L·F), written
     int64_t kept_row_stride = 0, far_keys_row_stride = 0, far_values_row_stride = 0, far_bias_row_stride = 0;
 };
 

@@ -1,4 +1,4 @@
-"""The native kernel beyond what all kernels are tested for: instruction sets, odd numbers, what it says of itself."""
+"""The native backend beyond what all backends are tested for: instruction sets, its boundary, shared far keys."""
 
 import subprocess
 import sys
@@ -55,11 +55,178 @@ def test_an_instruction_set_that_is_not_there_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("which", ["queries", "keys"])
-def test_an_index_out_of_range_is_refused(which):
-    """As the other kernels do."""
+@pytest.mark.parametrize("wrong", [4, 6, 2**32 + 3, -(2**40)])
+def test_an_index_out_of_range_is_refused(which, wrong):
+    """Also one that int32 would make a valid one of."""
     x, index = torch.randn(1, 1, 4, 8), torch.arange(4).view(1, 1, 4)
-    with pytest.raises((IndexError, ValueError), match=r"range|bounds"):
-        attend(x, x, x, [Groups(**{"queries": index, "keys": index, which: index + 3})], backend="native")
+    bad = index.clone()
+    bad[0, 0, 2] = wrong
+    with pytest.raises(IndexError, match=f"{wrong} of {which} is out of range"):
+        attend(x, x, x, [Groups(**{"queries": index, "keys": index, which: bad})], backend="native")
+
+
+def test_heads_without_key_heads_are_refused():
+    x, none, index = torch.randn(1, 2, 4, 8), torch.empty(1, 0, 4, 8), torch.arange(4).expand(2, 1, 4)
+    with pytest.raises(ValueError, match="kv_heads=0 must be at least 1"):
+        attend(x, none, none, [Groups(index, index)], backend="native")
+
+
+@pytest.mark.parametrize("n_keys", [0, 5])
+@pytest.mark.parametrize("n_queries", [0, 3])
+def test_empty_tensors_are_no_error(n_queries, n_keys):
+    q, k = torch.randn(1, 2, n_queries, 8, requires_grad=True), torch.randn(1, 2, n_keys, 8, requires_grad=True)
+    groups = [Groups(*(torch.arange(n).expand(2, 1, n) for n in (n_queries, n_keys)))]
+    out, lse = attend(q, k, k, groups, backend="native")
+    dq, dk = torch.autograd.grad(out.sum(), (q, k))
+    assert (out.shape, lse.shape, dq.shape, dk.shape) == (q.shape, q.shape[:3], q.shape, k.shape)
+    if n_keys == 0:
+        assert (out == 0).all()
+        assert torch.isneginf(lse).all()
+
+
+def params(x, lists, **changed):
+    """Parameters of a call with q = k = v = x, some of them changed."""
+    batch, heads, n, width = x.shape
+    sizes = {"batch": batch, "heads": heads, "kv_heads": heads, "n_queries": n, "n_keys": n}
+    rest = {"q": extension.rows(x), "k": extension.rows(x), "v": extension.rows(x), "lists": lists, "scale": 0.3}
+    known = {"execution": extension.execution(x.dtype), **sizes, "width": width, "value_width": width, **rest}
+    return extension.native.AttendParams(**(known | changed))
+
+
+def group_list(index, **changed):
+    """One list whose queries and keys are `index` (B, L, C)."""
+    _, n_groups, n_slots = index.shape
+    sizes = {"n_groups": n_groups, "n_query_slots": n_slots, "n_key_slots": n_slots, "causal": False}
+    known = {"queries": index.data_ptr(), "keys": index.data_ptr()}
+    strides = {"queries_row_stride": index.stride(0), "keys_row_stride": index.stride(0)}
+    return extension.native.GroupList(**(sizes | known | strides | changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"kv_heads": 2}, "kv_heads=2 must divide heads=3"),
+        ({"kv_heads": 0}, "kv_heads=0 must be at least 1"),
+        ({"n_queries": -1}, "n_queries=-1 must be at least 0"),
+        ({"n_keys": 2**31}, "n_keys=2147483648 must be below"),
+        ({"width": 0}, "width=0 must be at least 1"),
+        ({"dropout_p": 1.5}, "dropout_p must be in"),
+        ({"lists": []}, "there is no list of groups"),
+        ({"execution": {"double_precision": False, "threads": 0}}, "threads=0 must be at least 1"),
+        ({"q": {"address": 0, "batch_stride": 0, "head_stride": 0, "row_stride": 0}}, "q has no address"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(changed, match):
+    native, x = extension.native, torch.randn(1, 3, 4, 8)
+    index, out, lse = torch.arange(4, dtype=torch.int32).expand(3, 1, 4), torch.empty_like(x), torch.empty(1, 3, 4)
+    structs = {"execution": native.Execution, "q": native.Rows}
+    changed = {name: structs[name](**value) if name in structs else value for name, value in changed.items()}
+    with pytest.raises(ValueError, match=match):
+        native.attend_forward(
+            params(x, **({"lists": [group_list(index)]} | changed)),
+            native.AttendOutput(out=out.data_ptr(), lse=lse.data_ptr()),
+        )
+
+
+def test_arguments_are_keywords_each_with_its_own_type():
+    rows, known = extension.native.Rows, {"address": 0, "batch_stride": 1, "head_stride": 1, "row_stride": 1}
+    rows(**known)
+    with pytest.raises(TypeError):
+        rows(*known.values())
+    with pytest.raises(TypeError, match="Rows: unexpected argument stride"):
+        rows(**known, stride=1)
+    with pytest.raises(TypeError, match="Rows: missing argument row_stride"):
+        rows(address=0, batch_stride=1, head_stride=1)
+    for wrong in (1.5, "1", None, torch.ones(2), 2**70):
+        with pytest.raises(TypeError, match="Rows: head_stride has the wrong type, or is out of range"):
+            rows(**(known | {"head_stride": wrong}))
+    with pytest.raises(TypeError, match="address"):
+        rows(**(known | {"address": -1}))
+
+
+def shared_far_keys(bad_index=None):
+    """Three rows, four groups of which several share far keys: results of the kernel, and of the definition."""
+    native, rows, n_groups, n, width, n_table, n_far = extension.native, 3, 4, 24, 5, 7, 3
+    x = torch.randn(1, rows, n, width, dtype=torch.float64, requires_grad=True)
+    table = [
+        torch.randn(rows, n_table, *tail, dtype=torch.float64, requires_grad=True) for tail in ((width,), (width,), ())
+    ]
+    with torch.no_grad():
+        table[2][1, 4] = -torch.inf
+    far_index = torch.tensor([[0, 1, 2], [0, 1, 4], [0, 5, 4], [0, 5, 5]], dtype=torch.int32)  # one of them twice
+    if bad_index is not None:
+        far_index[2, 1] = bad_index
+    index = torch.arange(n, dtype=torch.int32).view(1, n_groups, -1).expand(rows, -1, -1)
+    out, lse, grad = torch.empty_like(x), torch.empty(1, rows, n, dtype=x.dtype), torch.randn_like(x)
+    sums = [torch.zeros_like(t) for t in (x, x, x, *table)]
+    far = native.FarKeys(
+        n_rows=n_table,
+        n_per_group=n_far,
+        index=far_index.data_ptr(),
+        **{name: t.data_ptr() for name, t in zip(("keys", "values", "bias"), table, strict=True)},
+        **{name: t.data_ptr() for name, t in zip(("d_keys", "d_values", "d_bias"), sums[3:], strict=True)},
+    )
+    call = params(x, [group_list(index, far=far)])
+    native.attend_forward(call, native.AttendOutput(out=out.data_ptr(), lse=lse.data_ptr()))
+    names = ("dq", "dk", "dv")
+    native.attend_backward(
+        call,
+        native.AttendGradients(
+            grad=extension.rows(grad),
+            out=out.data_ptr(),
+            lse=lse.data_ptr(),
+            **{name: t.data_ptr() for name, t in zip(names, sums, strict=False)},
+        ),
+    )
+    return [out, *sums], x, table, far_index.long(), grad
+
+
+def test_groups_may_share_far_keys():
+    (out, dq, dk, dv, *of_table), x, (keys, values, bias), index, grad = shared_far_keys()
+    by_group = x[0].unflatten(1, (4, -1))  # (rows, L, C, D)
+    k, v = torch.cat([by_group, keys[:, index]], 2), torch.cat([by_group, values[:, index]], 2)
+    more = torch.cat([torch.zeros(3, 4, by_group.shape[2], dtype=x.dtype), bias[:, index]], 2)
+    weights = (0.3 * by_group @ k.transpose(-1, -2) + more[:, :, None]).softmax(-1)
+    expected = (weights @ v).flatten(1, 2)[None]
+    torch.testing.assert_close(out, expected)
+    d_x, *d_table = torch.autograd.grad(expected, (x, keys, values, bias), grad)
+    torch.testing.assert_close(dq + dk + dv, d_x)
+    for ours, theirs in zip(of_table, d_table, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_of_shared_far_keys_do_not_depend_on_the_number_of_threads():
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.manual_seed(0)
+            torch.set_num_threads(threads)
+            found.append(shared_far_keys()[0])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [-1, 7])
+def test_a_far_key_out_of_range_is_refused(wrong):
+    with pytest.raises(IndexError, match=f"{wrong} of far keys is out of range: there are 7"):
+        shared_far_keys(bad_index=wrong)
+
+
+def test_a_causal_list_has_no_far_keys():
+    x, index = torch.randn(1, 1, 4, 8), torch.arange(4, dtype=torch.int32).view(1, 1, 4)
+    table, first = torch.zeros(1, 1, 8), torch.zeros(1, 1, dtype=torch.int32)
+    far = extension.native.FarKeys(
+        n_rows=1,
+        n_per_group=1,
+        keys=table.data_ptr(),
+        values=table.data_ptr(),
+        bias=table.data_ptr(),
+        index=first.data_ptr(),
+    )
+    output = extension.native.AttendOutput(out=x.data_ptr(), lse=x.data_ptr())
+    with pytest.raises(ValueError, match="a causal list cannot have far keys"):
+        extension.native.attend_forward(params(x, [group_list(index, causal=True, far=far)]), output)
 
 
 def test_scores_of_minus_infinity_alone_give_nan_as_elsewhere():

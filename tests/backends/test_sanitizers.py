@@ -26,27 +26,32 @@ def test_the_kernel_is_the_one_with_sanitizers():
 
 def out_of_bounds():
     """One hash more than there are vectors for, which no caller may ask for."""
-    x, vectors = torch.randn(1, 1, 4, 64), torch.randn(2, 66)
+    native, x, vectors = extension.native, torch.randn(1, 1, 4, 64), torch.randn(2, 66)
     orders = torch.empty(2, 1, 3, 4, dtype=torch.int32)
-    extension.native.sort_by_hash(
-        False,
-        [1, 1, 1, 4, 4, 64, 3],
-        extension.rows(x),
-        extension.rows(x),
-        0,
-        vectors.data_ptr(),
-        1.0,
-        orders[0].data_ptr(),
-        orders[1].data_ptr(),
-        1,
-        "",
+    native.sort_by_hash(
+        native.HashParams(
+            execution=extension.execution(x.dtype),
+            batch=1,
+            heads=1,
+            kv_heads=1,
+            n_queries=4,
+            n_keys=4,
+            width=64,
+            n_hashes=3,
+            q=extension.rows(x),
+            k=extension.rows(x),
+            vectors=vectors.data_ptr(),
+            scale=1.0,
+            q_order=orders[0].data_ptr(),
+            k_order=orders[1].data_ptr(),
+        )
     )
 
 
 def test_an_address_out_of_bounds_ends_the_process():
     code = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 import conftest, test_sanitizers
 test_sanitizers.out_of_bounds()
 print("all is well")

@@ -48,8 +48,8 @@ def fold_level(
         leaf_of_key: ``(B, M)`` int32, the leaf of the key at each place.
         key_spread: ``(B, M)``, relative σ of the key at each place.
         value_weight: ``(B, M)``, ½ log ‖v − v̄‖² of the key at each place.
-        candidates: ``(A, n)`` int32, the places that each cluster of the level above has kept; None for all keys, at the
-            first level (A = B, n = M).
+        candidates: ``(A, n)`` int32, the places that each cluster of the level above has kept; None for all keys, at
+            the first level (A = B, n = M).
         centroids: ``(A, f, D)``.
         spread: ``(A, f)``, or ``(A, f, 1)``: σ of each cluster.
         level: its sizes.
@@ -62,7 +62,8 @@ def fold_level(
     k, v = ready(k), ready(v)
     n_rows, n_keys = order.shape
     n_parents, fan_out, width = centroids.shape
-    order, leaf_of_key = (narrow(x, torch.int32, "order").contiguous() for x in (order, leaf_of_key))
+    order = narrow(order, torch.int32, "order").contiguous()
+    leaf_of_key = narrow(leaf_of_key, torch.int32, "leaf_of_key").contiguous()
     key_spread, value_weight, centroids, spread = (
         x.to(k.dtype).contiguous() for x in (key_spread, value_weight, centroids, spread)
     )
