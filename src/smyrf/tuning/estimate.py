@@ -11,7 +11,7 @@ from torch import Tensor
 
 from smyrf.attention import attention
 from smyrf.methods import Method
-from smyrf.models.calls import Call
+from smyrf.call import Call
 
 
 class Sample:

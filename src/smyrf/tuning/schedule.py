@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from smyrf.attention import four_axes
 from smyrf.methods import Method, Smyrf, Tangent, method_from_dict
-from smyrf.models.calls import Call
+from smyrf.call import Call
 from smyrf.nn import MultiheadAttention, SmyrfAttention
 from smyrf.tuning.estimate import Sample
 from smyrf.tuning.search import check_counts, check_seed, check_target

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from smyrf.methods import Dense, Method, PerHead, Tangent, check_method
-from smyrf.models.calls import Call, given_calls, model_calls
+from smyrf.call import Call
+from smyrf.models.calls import given_calls, model_calls
 from smyrf.models.plan import LayerPlan, Plan
 from smyrf.seeds import SEED_LIMIT
 from smyrf.tuning.estimate import Sample, relative

@@ -23,7 +23,7 @@ from smyrf.atomic_write import write_json
 from smyrf.attention import attention
 from smyrf.backends import best_backend
 from smyrf.methods import Dense, Method
-from smyrf.models.calls import Call
+from smyrf.call import Call
 
 # Seconds that a comparison takes.
 TIMING_SECONDS = 0.3
