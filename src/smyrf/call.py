@@ -92,6 +92,11 @@ class Call:
     name: str = ""
 
     @property
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v."""
+        return self.q, self.k, self.v
+
+    @property
     def n_queries(self) -> int:
         """N."""
         return self.q.shape[2]

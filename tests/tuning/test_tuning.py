@@ -222,7 +222,7 @@ def test_real_times_are_positive_and_a_short_call_stays_dense():
 def test_errors_and_times_are_measured_with_the_named_backend(monkeypatch):
     named = set()
 
-    def attention(*args, method, backend, **options):
+    def attention(*args, method, backend=None, **options):
         named.add((method.is_dense, backend))
         return smyrf.attention(*args, method=method, backend=backend, **options)
 

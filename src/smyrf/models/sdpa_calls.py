@@ -19,9 +19,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from smyrf.attention import check_dropout, check_scale, check_tensors, exact_attention
+from smyrf.attention import check_dropout, check_scale, check_tensors
 from smyrf.backends.forward_mode import in_forward_mode
 from smyrf.call import Call, Reason, four_axes
+
+# The operator by which `smyrf.attention` calls ``F.scaled_dot_product_attention``.
+_OURS = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def read_arguments(
@@ -56,7 +59,7 @@ def read_arguments(
 
 
 def _unreadable(
-    tensors: tuple[Tensor, ...], mask: Tensor | None, dropout_p: float, scale: float | None, enable_gqa: bool
+    tensors: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, dropout_p: float, scale: float | None, enable_gqa: bool
 ) -> Reason | None:
     """Why the arguments cannot be read, except for what is in the mask."""
     # A mask may be of another class too: the memory of PyTorch's CausalBias is never written.
@@ -137,7 +140,7 @@ class SdpaMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if _thread.taken:
             return func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention or (self.sees_ours and func is exact_attention):
+        if func is F.scaled_dot_product_attention or (self.sees_ours and func is _OURS):
             return self._answer(func, args, kwargs)
         if func is F.multi_head_attention_forward:
             if not kwargs.get("need_weights", True):
