@@ -299,14 +299,21 @@ def test_a_model_loaded_by_name_compiles_as_one_graph(build):
     torch._dynamo.reset()
 
 
-def test_generate_compiles_decoding_steps_as_one_graph():
+@pytest.mark.parametrize("whole", [False, True], ids=["decoding steps", "prompt too"])
+def test_generate_compiles_as_one_graph(whole):
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     model, prompt = llama(attn_implementation="smyrf"), text(300, batch=2, left=True)
     settings = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": "static"}
     eager = model.generate(**prompt, **settings, disable_compile=True)
-    settings["compile_config"] = transformers.CompileConfig(backend="eager", fullgraph=True)
-    settings["compile_config"]._compile_all_devices = True  # transformers compiles only on GPUs otherwise
+    if whole:
+        model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+        settings["disable_compile"] = True
+    else:
+        settings["compile_config"] = transformers.CompileConfig(backend="eager", fullgraph=True, mode=None)
+        settings["compile_config"]._compile_all_devices = True  # transformers compiles only on GPUs otherwise
     assert torch.equal(model.generate(**prompt, **settings), eager)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
     torch._dynamo.reset()
 
 
