@@ -130,7 +130,7 @@ def dense(model: nn.Module) -> Iterator[None]:
 
     For layers replaced by `replace_attention`, models loaded with ``attn_implementation="smyrf"``, modules of
     `smyrf.nn`, and inside blocks of `intercept_sdpa` and `intercept_diffusers`. The model itself changes: other
-    threads that run it meanwhile see dense attention too. Only blocks of interception are left by this thread only.
+    threads that run it meanwhile see dense attention too. Blocks of interception are left only by this thread.
 
     Example:
         >>> import smyrf, torch
