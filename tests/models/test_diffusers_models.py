@@ -6,6 +6,7 @@ import torch
 import smyrf
 from small_diffusers import METHOD, MODELS, N_WORDS, attention_names, dit, flux, state, unet, unet_with
 from smyrf import Smyrf, Tangent, intercept_diffusers, intercept_sdpa
+from smyrf.call import Reason
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -35,7 +36,23 @@ def test_exact_methods_are_dense_attention(name):
     with intercept_diffusers(model, Smyrf(2, 1000), from_keys=0) as report:
         out = run()
     assert torch.equal(out, run())
-    assert set(report.calls.dense) == {"the method is exact at this length"}
+    assert set(report.calls.dense) == {Reason.EXACT}
+
+
+@pytest.mark.parametrize("method", [METHOD, Smyrf(2, 1000)], ids=["approximate", "exact"])
+@torch.no_grad()
+def test_the_named_backend_serves_the_calls(monkeypatch, method):
+    named = []
+
+    def attention(*args, backend, **options):
+        named.append(backend)
+        return smyrf.attention(*args, backend=backend, **options)
+
+    monkeypatch.setattr("smyrf.models.calls.attention", attention)
+    model, run = dit()
+    with intercept_diffusers(model, method, backend="reference") as report:
+        run()
+    assert (named, report.calls.served) == (["reference"] * 2, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -51,7 +68,7 @@ def test_masks_reach_the_words_that_they_hide(method, dtype):
         with intercept_diffusers(model, method) as report:
             out = run()
         assert report.calls.served == 3 + 4  # the middle block has 64 places of its own, and sees the words
-        assert report.calls.dense == {"fewer than 256 keys": 1}
+        assert report.calls.dense == {Reason.FEW_KEYS: 1}
         return out
 
     expected = approximate()
@@ -70,7 +87,7 @@ def test_the_few_words_of_a_prompt_are_dense():
     layers = {layer.name: layer.calls for layer in report.layers}
     name = "down_blocks.0.attentions.0.transformer_blocks.0."
     assert layers[name + "attn1"].served == 1
-    assert layers[name + "attn2"].dense == {"fewer than 256 keys": 1}
+    assert layers[name + "attn2"].dense == {Reason.FEW_KEYS: 1}
     assert "dense below 256 keys" in str(report)
 
 
@@ -83,7 +100,7 @@ def test_a_method_for_each_name():
     assert [layer.method for layer in report.layers] == [METHOD, Tangent(32)]
     with intercept_diffusers(model, {second: Tangent(32)}) as report:
         assert not torch.equal(run(), out)
-    assert [layer.reason for layer in report.layers] == ["no method was given for it", ""]
+    assert [layer.reason for layer in report.layers] == [Reason.NOT_GIVEN, None]
     assert [layer.calls.total for layer in report.layers] == [0, 1]
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from small_diffusers import METHOD, attention_names, dit, state
 from smyrf import Tangent, intercept_diffusers
+from smyrf.call import Reason
 
 pytest.importorskip("diffusers")
 from diffusers.models import attention_processor
@@ -27,9 +28,10 @@ def test_what_cannot_be_replaced_is_refused_before_anything_changes():
     before = state(model)
     with intercept_diffusers(model, METHOD) as report:
         assert "forward" not in vars(modules[first])
-    assert [layer.reason for layer in report.layers] == ["its processor ByHand does not call PyTorch's attention", ""]
+    assert [layer.reason for layer in report.layers] == [Reason.OWN_PROCESSOR, None]
+    assert report.layers[0].why == "its processor ByHand does not call PyTorch's attention"
     for method, words in (
-        ({first: METHOD}, f"layer '{first}' cannot attend by another method: its processor ByHand"),
+        ({first: METHOD}, f"layer '{first}' cannot use another method: its processor ByHand"),
         ({"no.such": METHOD}, f"there is no layer 'no.such'; the layers are {first}, {second}"),
         ({}, "method={} gives no layer a method"),
     ):
@@ -59,6 +61,7 @@ def test_layers_that_are_split_over_devices_or_not_scaled_stay_dense():
         (nn.Linear(3, 3), {"method": {"x": 3}}, TypeError, "method=3"),
         (nn.Linear(3, 3), {"method": METHOD, "from_keys": -1}, ValueError, "from_keys=-1"),
         (nn.Linear(3, 3), {"method": METHOD, "from_keys": 0.5}, TypeError, "from_keys=0.5"),
+        (nn.Linear(3, 3), {"method": METHOD, "backend": "fastest"}, ValueError, "backend='fastest' must be"),
     ],
 )
 def test_bad_arguments(model, arguments, error, words):

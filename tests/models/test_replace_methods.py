@@ -1,15 +1,18 @@
 """Which layers of a transformers model are replaced, by which method, and what is refused before anything changes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import smyrf
-from small_transformers import EXACT, SIZES, TOKENS, bert, both, run, t5, text
+from small_transformers import EXACT, KERNEL, SIZES, TOKENS, bert, both, run, t5, text
+from smyrf.call import Reason
 from smyrf.models.assignment import choose
 from smyrf.models.plan import LayerPlan
 from smyrf.models.report import Layer
-from smyrf.models.transformers import ATTRIBUTE, smyrf_attention
+from smyrf.models.transformers import ATTRIBUTE, find_attention, smyrf_attention
 
 transformers = pytest.importorskip("transformers")
 from transformers import (  # noqa: E402
@@ -40,7 +43,7 @@ def test_models_inside_other_modules_are_found():
 
     model, arguments = Classifier(), text(100)
     dense = run(model, arguments)
-    report = smyrf.replace_attention(model, EXACT)
+    report = smyrf.replace_attention(model, EXACT, backend=KERNEL)
     assert [layer.name for layer in report.layers] == [f"encoder.encoder.layer.{i}.attention.self" for i in range(2)]
     torch.testing.assert_close(run(model, arguments), dense, atol=1e-4, rtol=1e-4)
     smyrf.restore_attention(model)
@@ -71,18 +74,20 @@ def test_attention_that_does_not_ask_is_listed():
     config = BertConfig(**SIZES, **TOKENS)
     report = smyrf.replace_attention(Pooled(config), smyrf.Tangent(0.25))
     assert [layer.name for layer in report.dense] == ["head"]
-    assert report.dense[0].reason == "MultiheadAttention does not ask transformers for its attention"
+    assert report.dense[0].reason is Reason.NOT_DISPATCHED
+    assert report.dense[0].why == "MultiheadAttention does not ask transformers for its attention"
     assert len(report.replaced) == 2
 
 
 def test_t5_keeps_its_bias_and_its_cross_attention_is_replaced():
     report = smyrf.replace_attention(t5(), smyrf.Tangent(0.25))
     assert {layer.name.split(".")[-1] for layer in report.replaced} == {"EncDecAttention"}
-    assert {layer.reason for layer in report.dense} == {"a bias by position is added to its scores"}
+    assert {layer.reason for layer in report.dense} == {Reason.POSITION_BIAS}
 
 
 def test_a_layer_without_a_report_says_so():
-    assert Layer("x", smyrf.Dense(), reason="why").cells() == ("x", "dense", "why")
+    assert Layer("x", smyrf.Dense(), reason=Reason.ASKED, detail="why").cells() == ("x", "dense", "why")
+    assert Layer("x", smyrf.Dense(), reason=Reason.ASKED).cells() == ("x", "dense", "Dense was asked for")
 
 
 # Methods
@@ -93,12 +98,12 @@ def test_a_method_for_each_layer():
     model, arguments = bert(), text()
     report = smyrf.replace_attention(model, methods)
     assert [layer.method for layer in report.layers] == list(methods)
-    assert [layer.reason for layer in report.layers] == ["", "Dense was asked for"]
+    assert [layer.reason for layer in report.layers] == [None, Reason.ASKED]
     run(model, arguments)
     assert report.layers[0].calls.served == 1
-    assert report.layers[1].calls.dense == {"Dense was asked for": 1}
+    assert report.layers[1].calls.dense == {Reason.ASKED: 1}
     report = smyrf.replace_attention(model, {"encoder.layer.1.attention.self": smyrf.Smyrf(2, 16)})
-    assert [layer.reason for layer in report.layers] == ["no method was given for it", ""]
+    assert [layer.reason for layer in report.layers] == [Reason.NOT_GIVEN, None]
 
 
 def plan_of(*choices):
@@ -128,7 +133,7 @@ def test_a_plan_that_leaves_all_dense_costs_nothing():
     names = [f"encoder.layer.{i}.attention.self" for i in range(2)]
     report = smyrf.replace_attention(model, plan_of(*((name, smyrf.Dense(), 0, "dense is as fast") for name in names)))
     assert model.config._attn_implementation == "sdpa"
-    assert [layer.reason for layer in report.dense] == ["dense is as fast"] * 2
+    assert [(layer.reason, layer.why) for layer in report.dense] == [(Reason.PLANNED, "dense is as fast")] * 2
     smyrf.restore_attention(model)
 
 
@@ -153,7 +158,7 @@ def test_below_the_length_it_was_tuned_for_a_layer_is_dense():
     report = smyrf.replace_attention(model, plan)
     run(model, text(300))
     assert report.layers[0].calls.served == 1
-    assert report.layers[1].calls.dense == {"fewer keys than it was tuned for": 1}
+    assert report.layers[1].calls.dense == {Reason.FEW_KEYS: 1}
     assert "dense below 400 keys" in str(report)
 
 
@@ -209,7 +214,7 @@ def test_a_method_for_each_head_has_to_fit_the_heads():
 def test_a_layer_that_is_asked_for_and_cannot_be_replaced_raises():
     model = t5()
     name = "decoder.block.0.layer.0.SelfAttention"
-    with pytest.raises(ValueError, match=f"layer '{name}' cannot attend by another method: a bias by position"):
+    with pytest.raises(ValueError, match=f"layer '{name}' cannot use another method: a position bias"):
         smyrf.replace_attention(model, {name: smyrf.Tangent()})
     assert model.decoder.config._attn_implementation == "sdpa"
 
@@ -218,7 +223,7 @@ def test_a_layer_that_is_asked_for_and_cannot_be_replaced_raises():
     ("build", "words"),
     [
         (lambda: MPNetModel(MPNetConfig(**SIZES)), "MPNetModel does not ask transformers for its attention"),
-        (lambda: t5(T5EncoderModel), "a bias by position is added to its scores"),
+        (lambda: t5(T5EncoderModel), "a position bias is added to its scores"),
         (
             lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, **TOKENS, num_key_value_heads=2, head_dim=8)),
             "Gemma2Model does not support scaled_dot_product_attention",
@@ -247,7 +252,6 @@ def test_what_is_not_a_model_is_named(function):
     [
         ({"softcap": 50.0}, "softcap was given to Linear: its scores are capped"),
         ({"s_aux": torch.zeros(2)}, "attention sinks"),
-        ({"output_attentions": True}, "output_attentions=True"),
         ({"cu_seq_lens_q": torch.tensor([0, 3])}, "packs texts into one row"),
         ({"cache": object()}, "paged cache"),
     ],
@@ -258,8 +262,70 @@ def test_what_cannot_be_honoured_is_refused_aloud(arguments, words):
         smyrf_attention(nn.Linear(1, 1), x, x, x, None, **arguments)
 
 
-def test_weights_of_attention_are_refused_by_a_model():
+def test_attention_weights_are_none_as_with_sdpa(monkeypatch):
+    warned = []
+    monkeypatch.setattr("smyrf.models.transformers.logger.warning_once", warned.append)
     model, arguments = bert(), text(20)
+    dense = model(**arguments, output_attentions=True)
     smyrf.replace_attention(model, EXACT)
-    with pytest.raises(ValueError, match="output_attentions=True was given to BertSelfAttention"):
-        model(**arguments, output_attentions=True)
+    out = model(**arguments, output_attentions=True)
+    assert torch.equal(out.last_hidden_state, dense.last_hidden_state)
+    assert out.attentions == dense.attentions
+    assert warned and all("output_attentions=True" in text and "eager" in text for text in warned)
+
+
+# Backends
+
+
+@pytest.mark.parametrize("method", [EXACT, smyrf.Tangent(0.25)], ids=["exact", "approximate"])
+def test_the_named_backend_serves_the_calls(monkeypatch, method):
+    named = []
+
+    def attention(*args, backend, **options):
+        named.append(backend)
+        return smyrf.attention(*args, backend=backend, **options)
+
+    monkeypatch.setattr("smyrf.models.calls.attention", attention)
+    model = bert()
+    report = smyrf.replace_attention(model, method, backend="reference")
+    run(model, text())
+    assert (named, report.calls.served) == (["reference"] * 2, 2)
+    smyrf.replace_attention(model, smyrf.Tangent(0.25))
+    run(model, text())
+    assert named[2:] == [None] * 2
+
+
+def test_a_plan_brings_its_backend(monkeypatch):
+    named = []
+
+    def attention(*args, backend, **options):
+        named.append(backend)
+        return smyrf.attention(*args, backend=backend, **options)
+
+    monkeypatch.setattr("smyrf.models.calls.attention", attention)
+    names = [f"encoder.layer.{i}.attention.self" for i in range(2)]
+    plan = replace(plan_of(*((name, smyrf.Tangent(0.2), 0, "") for name in names)), backend="reference")
+    model = bert()
+    for backend in (None, "torch"):
+        smyrf.replace_attention(model, plan, backend=backend)
+        run(model, text())
+    assert named == ["reference"] * 2 + ["torch"] * 2
+    with pytest.raises(ValueError, match="backend='other' must be"):
+        smyrf.replace_attention(model, replace(plan, backend="other"))
+
+
+def test_an_unknown_backend_is_refused_before_anything_is_changed():
+    model = bert()
+    with pytest.raises(ValueError, match="backend='fastest' must be"):
+        smyrf.replace_attention(model, smyrf.Tangent(0.25), backend="fastest")
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_is_searched_once(monkeypatch):
+    from smyrf.models import transformers as ours
+
+    searched = []
+    monkeypatch.setattr(ours, "find_attention", lambda model: searched.append(model) or find_attention(model))
+    model = bert()
+    smyrf.replace_attention(model, EXACT)
+    assert len(searched) == 1

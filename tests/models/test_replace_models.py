@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import smyrf
-from small_transformers import EXACT, MODELS, SIZES, TOKENS, bert, images, llama, run, text
+from small_transformers import EXACT, KERNEL, MODELS, SIZES, TOKENS, bert, images, llama, run, text
+from smyrf.call import Reason
 from smyrf.models.report import Layer
 from smyrf.models.transformers import ATTRIBUTE, Attached, smyrf_attention, smyrf_mask
 
@@ -30,13 +31,23 @@ named = pytest.mark.parametrize(("build", "inputs"), [one[:2] for one in MODELS.
 def test_exact_mode_is_dense_on_padded_batches_and_restore_is_bit_identical(build, inputs):
     model, arguments = build(), inputs()
     dense = run(model, arguments)
-    report = smyrf.replace_attention(model, EXACT)
+    report = smyrf.replace_attention(model, EXACT, backend=KERNEL)
     torch.testing.assert_close(run(model, arguments), dense, atol=1e-4, rtol=1e-4)
     assert report.calls.served >= len(report.replaced) > 0
     smyrf.restore_attention(model)
     assert torch.equal(run(model, arguments), dense)
     assert model.config._attn_implementation == "sdpa"
     assert not any(hasattr(module, ATTRIBUTE) for module in model.modules())
+
+
+@named
+def test_an_exact_call_stays_dense_and_is_counted_as_such(build, inputs):
+    model, arguments = build(), inputs()
+    dense = run(model, arguments)
+    report = smyrf.replace_attention(model, EXACT)
+    assert torch.equal(run(model, arguments), dense)
+    assert report.calls.served == 0
+    assert report.calls.dense[Reason.EXACT] >= len(report.replaced) > 0
 
 
 @named
@@ -91,7 +102,7 @@ def test_layers_attend_as_smyrf_attention_does(monkeypatch, name, method):
         assert is_causal == causal
         return out
 
-    monkeypatch.setattr("smyrf.models.transformers.attention", attention)
+    monkeypatch.setattr("smyrf.models.calls.attention", attention)
     exact, original = [], F.scaled_dot_product_attention
 
     def remember(*args, **kwargs):
@@ -126,11 +137,11 @@ def test_generate_gives_the_same_tokens(name, options):
     prompt = {key: value for key, value in inputs().items() if not key.startswith("decoder")}
     settings = {"max_new_tokens": 9, "do_sample": False, **options}
     dense = model.generate(**prompt, **settings)
-    report = smyrf.replace_attention(model, EXACT)
+    report = smyrf.replace_attention(model, EXACT, backend=KERNEL)
     assert torch.equal(model.generate(**prompt, **settings), dense)
     if name != "t5":  # the encoder has a bias, and the first query is alone
         assert report.calls.served
-    assert report.calls.dense["one query: a step of decoding"]
+    assert report.calls.dense[Reason.ONE_QUERY]
 
 
 def test_generate_attends_to_a_long_prompt_by_the_method():
@@ -139,20 +150,20 @@ def test_generate_attends_to_a_long_prompt_by_the_method():
     tokens = model.generate(**prompt, max_new_tokens=4, do_sample=False)
     assert tokens.shape == (3, 704)
     assert report.calls.served == 2
-    assert report.calls.dense == {"one query: a step of decoding": 6}
+    assert report.calls.dense == {Reason.ONE_QUERY: 6}
 
 
 def test_queries_that_continue_a_cache_are_dense_and_right():
     model, arguments = llama(), text(120, batch=1)
     ids = arguments["input_ids"]
     dense = run(model, {"input_ids": ids})
-    report = smyrf.replace_attention(model, EXACT)
+    report = smyrf.replace_attention(model, EXACT, backend=KERNEL)
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         parts = [model(part, past_key_values=cache).logits for part in ids.split([50, 40, 30], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), dense, atol=1e-4, rtol=1e-4)
     assert report.calls.served == 2
-    assert report.calls.dense == {"its queries continue a cache": 4}
+    assert report.calls.dense == {Reason.CONTINUES: 4}
 
 
 def test_windows_shorter_than_the_text_stay_dense_and_are_listed():
@@ -160,11 +171,11 @@ def test_windows_shorter_than_the_text_stay_dense_and_are_listed():
     model = MistralForCausalLM(MistralConfig(**sizes)).eval()
     long, short = text(100, left=True), text(40, left=True)
     dense = run(model, long), run(model, short)
-    report = smyrf.replace_attention(model, EXACT)
+    report = smyrf.replace_attention(model, EXACT, backend=KERNEL)
     assert all(layer.window == 50 for layer in report.layers)
     assert "dense beyond its window of 50 tokens" in str(report)
     torch.testing.assert_close(run(model, long), dense[0])
-    assert report.calls.dense == {"its window is shorter than the text": 2}
+    assert report.calls.dense == {Reason.WINDOW: 2}
     torch.testing.assert_close(run(model, short), dense[1], atol=1e-4, rtol=1e-4)
     assert report.calls.served == 2
 
@@ -176,11 +187,11 @@ def test_layers_of_one_model_may_differ_in_their_windows():
     )  # fmt: skip
     model, arguments = ModernBertModel(config).eval(), text(100)
     dense = run(model, arguments)
-    report = smyrf.replace_attention(model, EXACT)
+    report = smyrf.replace_attention(model, EXACT, backend=KERNEL)
     torch.testing.assert_close(run(model, arguments), dense, atol=1e-4, rtol=1e-4)
     assert [layer.window is None for layer in report.layers] == [True, False, False, True]
     assert report.calls.served == 2
-    assert report.calls.dense == {"its window is shorter than the text": 2}
+    assert report.calls.dense == {Reason.WINDOW: 2}
 
 
 def test_packed_texts_stay_apart():
@@ -189,9 +200,9 @@ def test_packed_texts_stay_apart():
     arguments = {"input_ids": ids, "position_ids": torch.cat([torch.arange(25), torch.arange(35)])[None]}
     arguments["use_cache"] = False  # with a cache transformers does not look for packed texts
     dense = run(model, arguments)
-    report = smyrf.replace_attention(model, EXACT)
+    report = smyrf.replace_attention(model, EXACT, backend=KERNEL)
     torch.testing.assert_close(run(model, arguments), dense)
-    assert report.calls.dense == {"its mask is neither padding nor causal": 2}
+    assert report.calls.dense == {Reason.OTHER_MASK: 2}
 
 
 def test_masks_that_a_user_has_made_are_honoured():
@@ -204,14 +215,11 @@ def test_masks_that_a_user_has_made_are_honoured():
     masks = (plain, any_mask, bias, torch.randn(3, 1, 1, 60))
     with torch.no_grad():
         dense = [model(ids, attention_mask=mask)[0] for mask in masks]
-        report = smyrf.replace_attention(model, EXACT)
+        report = smyrf.replace_attention(model, EXACT, backend=KERNEL)
         for mask, expected in zip(masks, dense, strict=True):
             torch.testing.assert_close(model(ids, attention_mask=mask)[0], expected, atol=1e-4, rtol=1e-4)
     assert report.calls.served == 4
-    assert report.calls.dense == {
-        "its mask is neither padding nor causal": 2,
-        "its mask adds a bias to the scores": 2,
-    }
+    assert report.calls.dense == {Reason.OTHER_MASK: 2, Reason.BIAS: 2}
 
 
 def test_the_mask_is_never_n_by_n():
@@ -236,8 +244,8 @@ def test_a_causal_mask_counts_whatever_a_layer_says_of_itself():
     padding[1, :4] = False
     mask = smyrf_mask(2, 9, 9, attention_mask=padding)
     expected = F.scaled_dot_product_attention(q, k, v, padding[:, None, None] & torch.ones(9, 9).tril().bool())
-    for method, from_keys in ((EXACT, 0), (EXACT, 100)):
-        setattr(layer, ATTRIBUTE, Attached(Layer("", method, from_keys), []))
+    for from_keys in (0, 100):
+        setattr(layer, ATTRIBUTE, Attached(Layer("", EXACT, from_keys), [], KERNEL))
         out, _ = smyrf_attention(layer, q, k, v, mask, is_causal=False)
         torch.testing.assert_close(out.transpose(1, 2), expected)
 
@@ -252,7 +260,7 @@ def test_towers_of_clip_are_both_replaced():
     arguments["input_ids"][:, -20] = 2
     with torch.no_grad():
         dense = model(**arguments).logits_per_image
-        report = smyrf.replace_attention(model, EXACT)
+        report = smyrf.replace_attention(model, EXACT, backend=KERNEL)
         torch.testing.assert_close(model(**arguments).logits_per_image, dense, atol=1e-4, rtol=1e-4)
     assert len(report.replaced) == report.calls.served == 4
 
@@ -276,6 +284,37 @@ def test_dropout_of_the_weights_is_honoured():
     model, arguments = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5).train(), text(100)
     smyrf.replace_attention(model, smyrf.Tangent(0.3))
     assert not torch.equal(run(model, arguments), run(model, arguments))
+
+
+@pytest.mark.parametrize("build", [bert, llama])
+def test_a_model_loaded_by_name_compiles_as_one_graph(build):
+    torch._dynamo.reset()
+    model = build(attn_implementation="smyrf")
+    arguments = text(300, left=build is llama)
+    eager = run(model, arguments)
+    with smyrf.dense(model):
+        assert not torch.allclose(run(model, arguments), eager, atol=1e-3)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(compiled, arguments), eager, atol=1e-4, rtol=1e-4)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["decoding steps", "prompt too"])
+def test_generate_compiles_as_one_graph(whole):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model, prompt = llama(attn_implementation="smyrf"), text(300, batch=2, left=True)
+    settings = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": "static"}
+    eager = model.generate(**prompt, **settings, disable_compile=True)
+    if whole:
+        model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+        settings["disable_compile"] = True
+    else:
+        settings["compile_config"] = transformers.CompileConfig(backend="eager", fullgraph=True, mode=None)
+        settings["compile_config"]._compile_all_devices = True  # transformers compiles only on GPUs otherwise
+    assert torch.equal(model.generate(**prompt, **settings), eager)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    torch._dynamo.reset()
 
 
 def test_a_replaced_model_compiles():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import smyrf
-from small_transformers import EXACT, SIZES, TOKENS, bart, bert, both, run, text
+from small_transformers import EXACT, KERNEL, SIZES, TOKENS, bart, bert, both, run, text
 
 pytest.importorskip("transformers")
 from transformers import BertConfig, BertModel
@@ -68,7 +68,7 @@ def test_only_what_was_given_is_replaced():
     """A config may be shared: by the other half of a model, by another model, by one that is made of it."""
     model, arguments = bart(), both()
     dense = run(model, arguments)
-    smyrf.replace_attention(model.get_encoder(), EXACT)
+    smyrf.replace_attention(model.get_encoder(), EXACT, backend=KERNEL)
     torch.testing.assert_close(run(model, arguments), dense, atol=1e-4, rtol=1e-4)
 
     config = BertConfig(**SIZES, **TOKENS, max_position_embeddings=1024)

@@ -12,10 +12,11 @@ from torch.utils.checkpoint import checkpoint
 import smyrf
 from sdpa_problem import HIDDEN, METHOD, N, problem
 from smyrf import Dense, Smyrf, Tangent, intercept_sdpa
+from smyrf.call import Reason
 from smyrf.models.capture import CaptureAttention
 from smyrf.models.report import Calls
 from smyrf.models.sdpa import Interception
-from smyrf.models.sdpa_mode import SdpaCall, SdpaMode
+from smyrf.models.sdpa_calls import SdpaMode
 
 sdpa = F.scaled_dot_product_attention
 
@@ -89,7 +90,7 @@ def test_capture_leaves_the_calls_to_the_block_around_it():
             layer(x, x, x)
     assert torch.equal(out, expected)
     assert (len(capture.calls), calls.served) == (1, 2)
-    assert calls.dense == {"attention weights were asked for": 1}
+    assert calls.dense == {Reason.WEIGHTS: 1} == {"attention weights were asked for": 1}
     with CaptureAttention() as capture, intercept_sdpa(METHOD):
         layer(x, x, x, need_weights=False)
     assert not capture.calls
@@ -111,7 +112,6 @@ def test_another_mode_around_the_block_still_sees_the_dense_call():
 
 def test_a_mode_that_does_not_say_how_it_attends_changes_nothing():
     x = torch.randn(1, 2, 5, 4)
-    assert SdpaCall(x, x, x).scale is None
     expected = sdpa(x, x, x)
     with SdpaMode():
         assert torch.equal(sdpa(x, x, x), expected)

@@ -8,6 +8,7 @@ from torch.autograd import forward_ad
 import smyrf
 from sdpa_problem import HIDDEN, METHOD, N, problem, reason
 from smyrf import Dense, PerHead, Smyrf, Tangent, intercept_sdpa
+from smyrf.call import Reason
 
 sdpa = F.scaled_dot_product_attention
 CALLS = {
@@ -59,7 +60,7 @@ def test_a_method_that_is_exact_is_dense_attention_itself(name):
         with intercept_sdpa(method) as calls:
             out = sdpa(q, k, v, **theirs)
         assert torch.equal(out, sdpa(q, k, v, **theirs))
-        assert reason(calls) == "the method is exact at this length"
+        assert reason(calls) is Reason.EXACT
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (3, 5), (2, 3, 5)])
@@ -70,7 +71,7 @@ def test_any_number_of_leading_axes(lead):
         with intercept_sdpa(METHOD) as calls:
             out = sdpa(x, x, x, mask)
         if mask is not None and len(lead) == 3:
-            assert reason(calls) == "it has a mask and more than four axes"
+            assert reason(calls) is Reason.MASK_AXES
         else:
             assert torch.equal(out, smyrf.attention(x, x, x, method=METHOD, key_mask=key_mask))
 
@@ -106,16 +107,16 @@ def test_masks_reach_the_right_rows():
 
 
 DENSE = {
-    "a bias": ({"attn_mask": torch.randn(N, N)}, "its mask adds a bias to the scores"),
-    "a bias that is learned": ({"attn_mask": torch.zeros(N, N).requires_grad_()}, "its mask adds a bias to the scores"),
-    "a mask for each head": ({"attn_mask": torch.rand(2, 2, 1, N) > 0.3}, "its mask differs between heads"),
-    "another mask": ({"attn_mask": torch.rand(2, 1, N, N) > 0.3}, "its mask is neither padding nor causal"),
+    "a bias": ({"attn_mask": torch.randn(N, N)}, Reason.BIAS),
+    "a bias that is learned": ({"attn_mask": torch.zeros(N, N).requires_grad_()}, Reason.BIAS),
+    "a mask for each head": ({"attn_mask": torch.rand(2, 2, 1, N) > 0.3}, Reason.HEAD_MASK),
+    "another mask": ({"attn_mask": torch.rand(2, 1, N, N) > 0.3}, Reason.OTHER_MASK),
     "another mask and the flag": (
         {"attn_mask": torch.rand(2, 1, N, N) > 0.3, "is_causal": True},
-        "its mask is neither padding nor causal",
+        Reason.OTHER_MASK,
     ),
-    "an infinite scale": ({"scale": float("inf")}, "its arguments are for PyTorch's function alone"),
-    "a scale in a tensor": ({"scale": torch.tensor(0.5)}, "its arguments are for PyTorch's function alone"),
+    "an infinite scale": ({"scale": float("inf")}, Reason.FOREIGN),
+    "a scale in a tensor": ({"scale": torch.tensor(0.5)}, Reason.FOREIGN),
 }
 
 
@@ -126,17 +127,17 @@ def test_what_cannot_be_served_is_dense_and_counted(name):
     with intercept_sdpa(METHOD) as calls:
         out = sdpa(q, k, v, **arguments)
     torch.testing.assert_close(out, sdpa(q, k, v, **arguments), rtol=0, atol=0, equal_nan=True)
-    assert reason(calls) == why
+    assert reason(calls) is why
 
 
 @pytest.mark.parametrize(
     ("q", "k", "why"),
     [
-        ((2, 2, 1, 8), (2, 2, N, 8), "one query"),
-        ((2, 2, 0, 8), (2, 2, N, 8), "its arguments are for PyTorch's function alone"),
-        ((2, 4, N, 8), (2, 1, N, 8), "its arguments are for PyTorch's function alone"),
-        ((2, 4, N, 8), (1, 4, N, 8), "its arguments are for PyTorch's function alone"),
-        ((2, 4, N, 8), (4, N, 8), "its arguments are for PyTorch's function alone"),
+        ((2, 2, 1, 8), (2, 2, N, 8), Reason.ONE_QUERY),
+        ((2, 2, 0, 8), (2, 2, N, 8), Reason.FOREIGN),
+        ((2, 4, N, 8), (2, 1, N, 8), Reason.FOREIGN),
+        ((2, 4, N, 8), (1, 4, N, 8), Reason.FOREIGN),
+        ((2, 4, N, 8), (4, N, 8), Reason.FOREIGN),
     ],
 )
 def test_shapes_that_only_pytorch_takes(q, k, why):
@@ -144,7 +145,7 @@ def test_shapes_that_only_pytorch_takes(q, k, why):
     with intercept_sdpa(METHOD) as calls:
         out = sdpa(q, k, k)
     assert torch.equal(out, sdpa(q, k, k))
-    assert reason(calls) == why
+    assert reason(calls) is why
 
 
 def test_tensors_that_are_not_plain_data():
@@ -158,7 +159,7 @@ def test_tensors_that_are_not_plain_data():
     for y in (meta, nested, x.as_subclass(Other)):
         with intercept_sdpa(METHOD) as calls:
             assert sdpa(y, y, y).shape == y.shape
-        assert reason(calls) == "its tensors are nested, without data or of another class"
+        assert reason(calls) is Reason.TENSOR_CLASS
 
 
 @pytest.mark.parametrize("kind", ["causal_upper_left", "causal_lower_right"])
@@ -179,7 +180,7 @@ def test_transforms_and_forward_derivatives_are_left_to_pytorch():
     x = torch.randn(3, 2, N, 8)
     with intercept_sdpa(METHOD) as calls:
         torch.func.vmap(lambda y: sdpa(y, y, y))(x)
-    assert reason(calls) == "it is inside a transform of torch.func"
+    assert reason(calls) is Reason.FUNCTORCH
     with (
         intercept_sdpa(METHOD) as calls,
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
@@ -187,7 +188,7 @@ def test_transforms_and_forward_derivatives_are_left_to_pytorch():
     ):
         y = forward_ad.make_dual(x, torch.ones_like(x))
         assert forward_ad.unpack_dual(sdpa(y, y, y)).tangent is not None
-    assert reason(calls) == "it has forward-mode derivatives"
+    assert reason(calls) is Reason.FORWARD_MODE
 
 
 def test_an_empty_batch_or_no_heads():
@@ -202,7 +203,7 @@ def test_few_keys_can_stay_dense():
     with intercept_sdpa(METHOD, from_keys=N + 1) as calls:
         out = sdpa(q, k, v)
     assert torch.equal(out, sdpa(q, k, v))
-    assert reason(calls) == f"fewer than {N + 1} keys"
+    assert reason(calls) is Reason.FEW_KEYS
     with intercept_sdpa(METHOD, from_keys=N) as calls:
         sdpa(q, k, v)
     assert calls.served == 1
@@ -234,3 +235,25 @@ def test_a_bad_method_is_refused_before_anything():
     q, k, v = problem()
     with intercept_sdpa(PerHead((METHOD,) * 3)), pytest.raises(ValueError, match="3 methods for the 2 heads"):
         sdpa(q, k, v)
+
+
+@pytest.mark.parametrize("method", [METHOD, Smyrf(2, N)], ids=["approximate", "exact"])
+def test_the_named_backend_serves_the_calls(monkeypatch, method):
+    """A named backend also serves calls for which the method is exact."""
+    named = []
+
+    def attention(*args, backend, **options):
+        named.append(backend)
+        return smyrf.attention(*args, backend=backend, **options)
+
+    monkeypatch.setattr("smyrf.models.calls.attention", attention)
+    q, k, v = problem()
+    with intercept_sdpa(method, backend="reference") as calls:
+        out = sdpa(q, k, v)
+    torch.testing.assert_close(out, smyrf.attention(q, k, v, method=method, backend="reference"))
+    assert (named, calls.served, calls.total) == (["reference"], 1, 1)
+
+
+def test_an_unknown_backend_is_refused_before_the_block_runs():
+    with pytest.raises(ValueError, match="backend='fastest' must be"), intercept_sdpa(METHOD, backend="fastest"):
+        pytest.fail("the block ran")

@@ -7,6 +7,7 @@ from torch import nn
 import smyrf
 from sdpa_problem import HIDDEN, METHOD, N, reason
 from smyrf import Dense, intercept_sdpa
+from smyrf.call import Reason
 from smyrf.models.capture import CaptureAttention
 
 MODULES = {
@@ -62,7 +63,7 @@ def test_weights_that_are_asked_for_are_dense(train):
     expected, map_ = layer(x, x, x, HIDDEN, average_attn_weights=False)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(weights, map_)
-    assert reason(calls) == "attention weights were asked for"
+    assert reason(calls) is Reason.WEIGHTS
 
 
 @pytest.mark.parametrize("padded", [True, False])

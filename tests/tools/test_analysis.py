@@ -23,7 +23,7 @@ def test_capture_sees_calls_by_position_and_by_name():
 
     calls = capture_attention(model)
     assert [call.scale for call in calls] == [0.5, 0.3, 0.5]
-    assert all(torch.equal(a, b) for call in calls for a, b in zip(call[:3], (q, k, v), strict=True))
+    assert all(torch.equal(a, b) for call in calls for a, b in zip(call.qkv, (q, k, v), strict=True))
 
 
 def test_capture_sees_inside_pytorchs_own_modules():
@@ -34,7 +34,7 @@ def test_capture_sees_inside_pytorchs_own_modules():
         model(torch.randn(2, 7, 12), src_key_padding_mask=padding)
     assert [call.q.shape for call in capture.calls] == [(2, 3, 7, 4)] * 2
     assert capture.n_restricted == 2
-    assert all(mask is not None and not is_causal for mask, is_causal in capture.masks)
+    assert all(torch.equal(call.key_mask, ~padding) and not call.is_causal for call in capture.calls)
 
 
 def test_minilm_gives_six_layers_of_real_attention(minilm):

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from smyrf import Dense, Smyrf, Tangent
-from smyrf.models.calls import Call
+from smyrf.call import Call
 from smyrf.tools.analysis.hardness import MEASURES, hardness, spearman
 from smyrf.tools.analysis.inspection import inspect_heads
 from smyrf.tools.inspect.layers import Row, by_family

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from smyrf import Dense, PerHead, Smyrf, Tangent, attention
-from smyrf.models.calls import Call
+from smyrf.call import Call
 from smyrf.tools.analysis import maps, spectrum
 from smyrf.tools.analysis.approximate_map import approximate_rows
 from smyrf.tools.analysis.cluster_sizes import balance

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from smyrf import Dense, Smyrf, Tangent
 from smyrf.__main__ import app
-from smyrf.models.calls import Call
+from smyrf.call import Call
 from smyrf.tools.analysis.cluster_grids import cluster_grids
 from smyrf.tools.analysis.visited_keys import Reach, query_clusters
 from smyrf.tools.inspect import command

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from smyrf import Dense, Smyrf, Tangent, attention
 from smyrf.__main__ import app
-from smyrf.models.calls import Call
+from smyrf.call import Call
 from smyrf.tools.analysis import tokens
 from smyrf.tools.analysis.approximate_map import approximate_rows
 from smyrf.tools.analysis.tokens import token_texts, token_view

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from smyrf import Dense, Smyrf, Tangent, attention
 from smyrf.__main__ import app
-from smyrf.models.capture import CaptureAttention, Captured
+from smyrf.call import Call
+from smyrf.models.capture import CaptureAttention
 from smyrf.tools.quality import cases, command, plot, table
 from smyrf.tools.quality.cases import Contender, contenders
 from smyrf.tools.quality.inputs import load_qkv, uniform
@@ -24,7 +25,7 @@ PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 def layer(n_queries=64, n_keys=64, width=8):
     q = torch.randn(1, 2, n_queries, width)
     k, v = torch.randn(1, 2, n_keys, width), torch.randn(1, 2, n_keys, 6)
-    return Captured(q, k, v, SCALE)
+    return Call(q, k, v, SCALE)
 
 
 def of(method, budget=64):
@@ -53,15 +54,15 @@ def test_one_cluster_has_no_error_in_output_map_and_gradients():
 
 def test_the_error_of_dv_is_that_of_the_map():
     """With v = identity the output is the map itself."""
-    q, k, v, scale = layer(width=8)
+    (q, k, v), scale = layer(width=8).qkv, SCALE
     method = Smyrf(2, 16)
     identity = torch.eye(64).expand(1, 2, -1, -1)
     maps = [attention(q, k, identity, method=m, scale=scale, generator=5) for m in (method, Dense())]
     wanted = float((maps[0] - maps[1]).norm() / maps[1].norm())
     wide = torch.randn(1, 2, 64, 512)  # a wide v averages over many cotangents
-    found = measure(of(method), [exact(Captured(q, k, wide, scale), True, 0)], time=False, seed=5).map[0]
+    found = measure(of(method), [exact(Call(q, k, wide, scale), True, 0)], time=False, seed=5).map[0]
     assert found == pytest.approx(wanted, rel=0.02)
-    narrow = measure(of(method), [exact(Captured(q, k, v, scale), True, 0)], time=False, seed=5).map[0]
+    narrow = measure(of(method), [exact(Call(q, k, v, scale), True, 0)], time=False, seed=5).map[0]
     assert narrow == pytest.approx(wanted, rel=0.15)
 
 
@@ -134,7 +135,7 @@ def test_what_was_measured_before_a_peer_failed_is_kept():
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_layers_of_a_file(tmp_path, suffix):
     a, b = layer(5, 7, 3), layer(5, 7, 3)
-    tensors = {f"{name}.{i}": x for i, call in ((10, b), (2, a)) for name, x in zip("qkv", call[:3], strict=True)}
+    tensors = {f"{name}.{i}": x for i, call in ((10, b), (2, a)) for name, x in zip("qkv", call.qkv, strict=True)}
     found = load_qkv(save(tmp_path / f"x{suffix}", tensors | {"scale.2": torch.tensor(0.25)}))
     assert [call.scale for call in found] == [0.25, 3**-0.5]
     assert torch.equal(found[0].q, a.q)
@@ -144,7 +145,7 @@ def test_layers_of_a_file(tmp_path, suffix):
 def test_leading_axes_may_be_missing(tmp_path):
     q, k, v = torch.randn(5, 3), torch.randn(7, 3), torch.randn(7, 2)
     (found,) = load_qkv(save(tmp_path / "x.npz", {"q": q, "k": k, "v": v}))
-    assert [tuple(x.shape) for x in found[:3]] == [(1, 1, 5, 3), (1, 1, 7, 3), (1, 1, 7, 2)]
+    assert [tuple(x.shape) for x in found.qkv] == [(1, 1, 5, 3), (1, 1, 7, 3), (1, 1, 7, 2)]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_leading_axes_may_be_missing(tmp_path):
     ],
 )
 def test_a_file_with_something_wrong_is_named(tmp_path, changes, words):
-    tensors = dict(zip("qkv", layer(5, 7, 3)[:3], strict=True)) | changes
+    tensors = dict(zip("qkv", layer(5, 7, 3).qkv, strict=True)) | changes
     path = save(tmp_path / "x.npz", {name: x for name, x in tensors.items() if x is not None})
     with pytest.raises(ValueError, match=words) as error:
         load_qkv(path)
@@ -278,7 +279,7 @@ def test_against_time_a_curve_goes_through_what_nothing_else_of_it_beats(qualiti
 
 
 def test_the_command_writes_table_json_and_plots(tmp_path):
-    path = save(tmp_path / "x.npz", dict(zip("qkv", layer(64, 64)[:3], strict=True)))
+    path = save(tmp_path / "x.npz", dict(zip("qkv", layer(64, 64).qkv, strict=True)))
     arguments = ["--qkv", str(path), "--budget", "32", "--budget", "16", "--threads", "1", "--peers", str(PEERS)]
     outputs = ["--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out"), "--no-time"]
     result = runner.invoke(app, ["bench", "quality", *arguments, *outputs])
@@ -297,7 +298,7 @@ def test_the_command_writes_table_json_and_plots(tmp_path):
 
 
 def test_without_a_folder_of_peers_there_are_none_and_it_says_so(tmp_path, monkeypatch):
-    path = save(tmp_path / "x.npz", dict(zip("qkv", layer(64, 64)[:3], strict=True)))
+    path = save(tmp_path / "x.npz", dict(zip("qkv", layer(64, 64).qkv, strict=True)))
     monkeypatch.chdir(tmp_path)
     result = runner.invoke(app, ["bench", "quality", "--qkv", str(path), "--no-time", "--no-gradients"])
     assert result.exit_code == 0, result.output

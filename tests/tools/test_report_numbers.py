@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from report_page import read
 from smyrf import Dense, Smyrf, Tangent
-from smyrf.models.calls import Call
+from smyrf.call import Call
 from smyrf.models.plan import LayerPlan, Plan
 from smyrf.tools.analysis.cluster_sizes import Balance
 from smyrf.tools.analysis.hardness import hardness

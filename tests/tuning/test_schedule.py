@@ -219,7 +219,7 @@ def test_a_short_sequence_teaches_nothing_and_undoes_nothing():
 
 def test_sizes_that_do_not_follow_from_the_budget_are_refused():
     model = SmyrfAttention(Tangent(0.2, n_near=30))
-    with pytest.raises(ValueError, match="has its own n_near"):
+    with pytest.raises(ValueError, match="n_near=30 sets the near keys, whatever the budget is"):
         AdaptiveSchedule(model, max_error=0.05)
 
 

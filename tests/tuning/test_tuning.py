@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,12 +10,14 @@ from torch import nn
 
 import smyrf
 from smyrf import Dense, PerHead, Plan, Smyrf, Tangent
-from smyrf.models.calls import Call, model_calls
+from smyrf.call import Call, Reason
+from smyrf.models.calls import model_calls
 from smyrf.models.plan import LayerPlan
 from smyrf.tools.analysis.error import relative_error
 from smyrf.tuning import search
-from smyrf.tuning import timing as crossover
+from smyrf.tuning import timing as timing_module
 from smyrf.tuning.estimate import Sample
+from smyrf.tuning.machine import cache_folder, machine, machine_summary
 from smyrf.tuning.search import plan_layers
 from smyrf.tuning.timing import Timing
 
@@ -23,7 +26,7 @@ from smyrf.tuning.timing import Timing
 def cache(tmp_path, monkeypatch):
     """No test reads or leaves measured times on this machine."""
     monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(crossover, "_remembered", {})
+    monkeypatch.setattr(timing_module, "_remembered", {})
     return tmp_path / "cache" / "crossover.json"
 
 
@@ -32,11 +35,11 @@ def clock(monkeypatch):
     """A machine on which a method is `clock["speedup"]` times faster than dense attention."""
     state = {"speedup": 2.0, "n_measured": 0}
 
-    def measure(call, method):
+    def measure(call, method, backend):
         state["n_measured"] += 1
         return Timing(1.0, 1.0 / state["speedup"])
 
-    monkeypatch.setattr(crossover, "_measure", measure)
+    monkeypatch.setattr(timing_module, "_measure", measure)
     return state
 
 
@@ -125,7 +128,7 @@ def test_candidates_are_taken_by_key_visits_or_by_time(monkeypatch):
     plan = smyrf.tune(qkv, max_error=0.3, candidates=candidates, fallback=False)
     assert plan.methods == (Tangent(0.7),)
     seconds = {Tangent(0.9): 0.1, Tangent(0.7): 0.2}
-    monkeypatch.setattr(crossover, "_measure", lambda call, method: Timing(1.0, seconds[method]))
+    monkeypatch.setattr(timing_module, "_measure", lambda call, method, backend: Timing(1.0, seconds[method]))
     layer = smyrf.tune(qkv, max_error=0.3, candidates=candidates).layers[0]
     assert layer.method == Tangent(0.9)
     assert layer.speedup == 10.0
@@ -159,7 +162,7 @@ def test_dense_stays_where_it_is_as_fast(clock, speedup, dense):
 
 
 def test_a_plan_says_from_how_many_keys_on_it_is_faster(monkeypatch):
-    monkeypatch.setattr(crossover, "_measure", lambda call, method: Timing(1.0, 300 / call.n_keys))
+    monkeypatch.setattr(timing_module, "_measure", lambda call, method, backend: Timing(1.0, 300 / call.n_keys))
     layer = smyrf.tune(smooth(1, 2, 1300, 8), max_error=0.3).layers[0]
     assert (layer.method == Dense(), layer.from_keys) == (False, 325)  # at 162 it would take twice as long
     assert smyrf.tune(smooth(1, 2, 1300, 8), max_error=0.3, fallback=False).layers[0].from_keys == 0
@@ -172,7 +175,7 @@ def test_times_are_measured_once_and_kept_on_disk(clock, cache, monkeypatch):
     n_measured = clock["n_measured"]
     assert n_measured > 0
     assert smyrf.tune(qkv, max_error=0.3) == first
-    monkeypatch.setattr(crossover, "_remembered", {})  # as in a new process
+    monkeypatch.setattr(timing_module, "_remembered", {})  # as in a new process
     assert smyrf.tune(qkv, max_error=0.3) == first
     assert clock["n_measured"] == n_measured
     assert list(cache.parent.iterdir()) == [cache]
@@ -201,16 +204,45 @@ def test_a_cache_that_cannot_be_written_is_done_without(clock, tmp_path, monkeyp
 def test_the_cache_is_where_users_expect_it(monkeypatch, tmp_path):
     monkeypatch.delenv("SMYRF_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert crossover.cache_file() == tmp_path / "smyrf" / "crossover.json"
+    assert cache_folder() == tmp_path / "smyrf"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert crossover.cache_file() == tmp_path / "home" / ".cache" / "smyrf" / "crossover.json"
+    assert cache_folder() == tmp_path / "home" / ".cache" / "smyrf"
 
 
 def test_real_times_are_positive_and_a_short_call_stays_dense():
     plan = smyrf.tune(smooth(1, 2, 128, 8), max_error=0.5)
     assert plan.methods == (Dense(),)
-    assert all(one.dense > 0 and one.method > 0 for one in crossover._remembered.values())
+    assert all(one.dense > 0 and one.method > 0 for one in timing_module._remembered.values())
+
+
+# Backends
+
+
+def test_errors_and_times_are_measured_with_the_named_backend(monkeypatch):
+    named = set()
+
+    def attention(*args, method, backend=None, **options):
+        named.add((method.is_dense, backend))
+        return smyrf.attention(*args, method=method, backend=backend, **options)
+
+    monkeypatch.setattr("smyrf.models.calls.attention", attention)
+    monkeypatch.setattr(timing_module, "TIMING_SECONDS", 0.0)
+    qkv = smooth(1, 2, 100, 8)
+    plan = smyrf.tune(qkv, max_error=0.3, candidates=[Tangent(0.5)], backend="reference")
+    assert named == {(True, None), (False, "reference")}  # times are compared with PyTorch's own attention
+    assert plan.backend == "reference"
+    assert plan.machine == machine_summary("reference")
+    assert all("reference kernel" in key for key in timing_module._remembered)
+    named.clear()
+    assert smyrf.tune(qkv, max_error=0.3, candidates=[Tangent(0.5)]).backend is None
+    assert named == {(True, None), (False, None)}
+
+
+def test_the_record_of_a_machine_is_json():
+    found = machine()
+    assert json.loads(json.dumps(found)) == found
+    assert found["cpu"] in machine_summary()
 
 
 # Models
@@ -274,19 +306,33 @@ def test_causal_masks_are_recognised():
 
 
 @pytest.mark.parametrize(
-    ("mask", "words"),
+    ("mask", "reason"),
     [
-        (torch.eye(100, dtype=torch.bool), "neither padding nor causal"),
-        (torch.randn(100, 100), "adds a bias"),
-        (torch.rand(1, 2, 1, 100) < 0.5, "differs between heads"),
+        (torch.eye(100, dtype=torch.bool), Reason.OTHER_MASK),
+        (torch.randn(100, 100), Reason.BIAS),
+        (torch.rand(1, 2, 1, 100) < 0.5, Reason.HEAD_MASK),
     ],
 )
-def test_a_layer_with_another_mask_stays_dense(mask, words):
+def test_a_layer_with_another_mask_stays_dense(mask, reason):
     layer = smyrf.tune(
         Layer(), {"x": torch.randn(1, 2, 100, 8), "attn_mask": mask}, max_error=0.5, fallback=False
     ).layers[0]
-    assert isinstance(layer.method, Dense)
-    assert words in layer.reason
+    assert (layer.method, layer.reason) == (Dense(), reason)
+
+
+def test_a_call_with_one_query_stays_dense():
+    q, k, v = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8)
+    layer = smyrf.tune((q, k, v), max_error=0.5, fallback=False).layers[0]
+    assert (layer.method, layer.reason) == (Dense(), Reason.ONE_QUERY)
+
+
+def test_a_call_that_only_pytorch_takes_stays_dense():
+    class Broadcast(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x[:1], x[:1])
+
+    layer = smyrf.tune(Broadcast(), torch.randn(2, 2, 100, 8), fallback=False).layers[0]
+    assert (layer.method, layer.reason) == (Dense(), Reason.FOREIGN)
 
 
 def test_padding_does_not_change_the_choice():
@@ -325,6 +371,7 @@ def test_padding_does_not_change_the_choice():
         ((Layer(), {}), {"documents": 1.5}, TypeError, "documents=1.5"),
         ((Layer(), {}), {"seed": -1}, ValueError, "seed=-1"),
         ((Layer(), {}), {"fallback": 1}, TypeError, "fallback=1"),
+        ((Layer(), {}), {"backend": "fastest"}, ValueError, "backend='fastest' must be"),
     ],
 )
 def test_bad_arguments_are_named(arguments, options, error, words):
@@ -349,6 +396,18 @@ def test_a_plan_survives_json(tmp_path):
     PLAN.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == PLAN
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_plan_keeps_its_backend(tmp_path):
+    file = tmp_path / "plan.json"
+    PLAN.save(file)
+    assert "backend" not in json.loads(file.read_text())
+    plan = replace(PLAN, backend="torch")
+    plan.save(file)
+    assert Plan.load(file) == plan
+    file.write_text(file.read_text().replace('"torch"', "3"))
+    with pytest.raises(ValueError, match="backend=3 is not a name"):
+        Plan.load(file)
 
 
 def test_the_report_says_everything():

@@ -1,4 +1,4 @@
-"""Which modules of a model attend, seen from outside: by the functions that they call."""
+"""Find the modules of a model that compute attention, by the functions that they call."""
 
 from __future__ import annotations
 

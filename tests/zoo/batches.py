@@ -95,7 +95,7 @@ def prompts(**further: Any) -> Batch:
 
 
 def numbered_prompts() -> Batch:
-    """Prompts with padding on the left and positions that count it: a mask then reaches attention alone."""
+    """Prompts with padding on the left and positions that count it: a mask then reaches only attention."""
     batch = prompts()
     positions = torch.arange(max(LENGTHS)).expand(len(LENGTHS), -1).contiguous()
     return Batch({**batch.arguments, "position_ids": positions}, batch.compared, batch.generation)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import smyrf
-import smyrf.models.transformers
 from smyrf.models.report import Layer, Report
 from tests.zoo.architectures import Architecture
 from tests.zoo.attending import Attending
@@ -24,6 +21,7 @@ from tests.zoo.batches import Batch
 
 EXACT = smyrf.Smyrf(n_hashes=2, cluster_size=4096)  # one cluster: the outputs are those of dense attention
 APPROXIMATE = smyrf.Smyrf(n_hashes=2, cluster_size=8)
+KERNEL = "torch"  # if a backend is named, it also serves calls for which a method is exact
 LARGEST_DIFFERENCE = 1e-4
 # What a case has to change by when its attention is wrong: it could not show an error otherwise.
 SENSITIVITY = 1e-2
@@ -33,12 +31,12 @@ Outputs = dict[str, Tensor]
 
 
 class CheckError(Exception):
-    """An architecture does not do what a table could state."""
+    """An architecture fails its check."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was found.
+    """The result of a check.
 
     Args:
         architecture: that was checked.
@@ -80,12 +78,11 @@ def _check(architecture: Architecture, model: Any, batch: Batch) -> Row:
         dense = _run(model, batch)
     tokens = _generate(model, batch)
     try:
-        report = smyrf.replace_attention(model, EXACT)
+        report = smyrf.replace_attention(model, EXACT, backend=KERNEL)
     except ValueError as error:
         _require_same(_run(model, batch), dense, "a refused model was changed")
         return Row(architecture, "refused", 0, 0, 0, False, None, None, {str(error): 1})
-    with _through_the_kernel():
-        difference = _difference(_run(model, batch), dense, batch)
+    difference = _difference(_run(model, batch), dense, batch)
     _require_named(attending, report)
     heads = [layer for layer in report.layers if attending.n_queries.get(layer.name) == 1]
     layers = [layer for layer in report.layers if layer not in heads]
@@ -97,9 +94,8 @@ def _check(architecture: Architecture, model: Any, batch: Batch) -> Row:
 
     if not difference < LARGEST_DIFFERENCE:
         raise CheckError(f"one cluster differs from dense attention by {difference:.1e}")
-    smyrf.replace_attention(model, APPROXIMATE)
-    with _through_the_kernel():  # short causal attention is exact, and would be PyTorch's own
-        approximate = _run(model, batch)
+    smyrf.replace_attention(model, APPROXIMATE, backend=KERNEL)  # short causal attention is exact
+    approximate = _run(model, batch)
     smyrf.restore_attention(model)
     if not all(bool(output.isfinite().all()) for output in approximate.values()):
         raise CheckError(f"{APPROXIMATE} gives numbers that are not finite")
@@ -115,11 +111,6 @@ def _check(architecture: Architecture, model: Any, batch: Batch) -> Row:
     return Row(architecture, verdict, n_layers, n_replaced, len(heads), padded, difference, generated, reasons)
 
 
-def _through_the_kernel() -> AbstractContextManager[Any]:
-    """Inside the block one cluster is a list of groups like others; by itself it would be PyTorch's own function."""
-    return patch.object(smyrf.models.transformers, "attention", partial(smyrf.attention, backend="torch"))
-
-
 def _is_in(name: str, layer: Layer) -> bool:
     return name == layer.name or name.startswith(f"{layer.name}.")
 
@@ -133,8 +124,8 @@ def _require_named(attending: Attending, report: Report) -> None:
 
 def _dense_layers(layer: Layer, attending: Attending) -> Counter[str]:
     """How many layers attend densely and why: none, or this one, or all in a model that is named as a whole."""
-    if layer.reason:
-        return Counter({layer.reason: max(1, sum(_is_in(name, layer) for name in attending.n_queries))})
+    if not layer.replaced:
+        return Counter({layer.why: max(1, sum(_is_in(name, layer) for name in attending.n_queries))})
     if layer.calls.dense:
         return Counter([", ".join(layer.calls.dense)])
     if not layer.calls.served:
@@ -211,8 +202,8 @@ def _require_sensitive(model: Any, batch: Batch, dense: Outputs) -> bool:
     with _Unpadded() as mode:
         unpadded = _differences(_run(model, batch), dense, batch)
     if min(uniform.values()) < SENSITIVITY:
-        raise CheckError(f"uniform attention changes the outputs by {uniform} alone")
+        raise CheckError(f"uniform attention changes the outputs by only {uniform}")
     padded = {name: unpadded[name] for name, places in batch.compared.items() if places is not None} or unpadded
     if mode.seen and min(padded.values()) < SENSITIVITY:
-        raise CheckError(f"without masks the outputs change by {padded} alone")
+        raise CheckError(f"without masks the outputs change by only {padded}")
     return mode.seen and batch.padded

@@ -38,7 +38,7 @@ What `smyrf.replace_attention` does with tiny, randomly initialised models of {n
 {counts}.
 
 Made by `{command}` with torch {torch} and transformers {transformers}. `{command} --check` runs
-everything again and compares the verdicts with this page; `tests/zoo/test_coverage.py` does so, too.
+everything again and compares the verdicts with this page; `tests/models/test_coverage.py` does so, too.
 
 ## What the verdicts mean
 

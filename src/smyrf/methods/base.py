@@ -54,12 +54,14 @@ class Method(ABC):
         is_random: whether a call draws random numbers.
         has_far_keys: whether its groups hold keys computed from k and v, through which gradients flow.
         is_dense: whether it is dense attention by definition, whatever the sizes.
+        is_scalable: whether `scaled` can change its key visits.
     """
 
     kind: ClassVar[str]
     is_random: ClassVar[bool] = False
     has_far_keys: ClassVar[bool] = False
     is_dense: ClassVar[bool] = False
+    is_scalable: ClassVar[bool] = False
 
     @abstractmethod
     def _plan(self, n_queries: int, n_keys: int) -> Layout:
@@ -106,6 +108,24 @@ class Method(ABC):
             0.5
         """
         return self.key_visits(n_keys, n_queries) / n_keys
+
+    def scaled(self, factor: float, n_queries: int, n_keys: int, shares: tuple[float, float] = (0.0, 1.0)) -> Method:
+        """The method with about `factor` times its key visits.
+
+        Args:
+            factor: above 1 the visits are rounded up, below 1 down.
+            shares: least and greatest key visits, as shares of M. A size that already exceeds the greatest because
+                this sequence is short is not lowered by a factor of 1 or more.
+
+        Raises:
+            ValueError: its key visits do not follow from one size.
+
+        Example:
+            >>> from smyrf.methods import Smyrf, Tangent
+            >>> Tangent(0.25).scaled(2.0, 512, 512).budget, Smyrf(8, 32).scaled(0.7, 512, 512).n_hashes
+            (0.5, 5)
+        """
+        raise ValueError(f"{self.label} has no size that can be scaled")
 
     @property
     def size_label(self) -> str:
@@ -182,6 +202,20 @@ def check_positive(method: Method, *names: str) -> None:
             raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}")
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
+
+
+def scale_count(count: int, factor: float, least: float, most: float) -> int:
+    """A count times a factor, within limits that do not move it against the factor.
+
+    Example:
+        >>> scale_count(8, 1.25, 1, 100), scale_count(8, 0.7, 1, 100), scale_count(8, 2.0, 1, 10)
+        (10, 5, 10)
+        >>> scale_count(8, 2.0, 1, 4)
+        8
+    """
+    number = math.ceil(count * factor) if factor > 1.0 else math.floor(count * factor)
+    bounded = max(min(max(number, math.ceil(least)), math.floor(most)), 1)
+    return max(bounded, count) if factor >= 1.0 else min(bounded, count)
 
 
 def mean_visits(visits: list[int]) -> int:

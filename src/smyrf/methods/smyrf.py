@@ -6,10 +6,10 @@ Letters: N queries, M keys, H rounds, L clusters, C queries per cluster.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from smyrf.methods.base import Layout, Method, check_positive, dense_layout
+from smyrf.methods.base import Layout, Method, check_positive, dense_layout, scale_count
 from smyrf.methods.numbers import typed_number
 
 TRANSFORMS = ("asymmetric", "none", "xbox", "h2lsh", "l2lsh")
@@ -46,6 +46,7 @@ class Smyrf(Method):
 
     kind: ClassVar[str] = "smyrf"
     is_random: ClassVar[bool] = True
+    is_scalable: ClassVar[bool] = True
 
     n_hashes: int = 8
     cluster_size: int = 32
@@ -77,6 +78,17 @@ class Smyrf(Method):
             return dense_layout(n_queries, n_keys)
         visits = self.n_hashes * -(-n_keys // n_clusters)  # H · ⌈M / L⌉
         return SmyrfLayout(n_queries, n_keys, is_exact=False, key_visits=visits, n_clusters=n_clusters)
+
+    def scaled(self, factor: float, n_queries: int, n_keys: int, shares: tuple[float, float] = (0.0, 1.0)) -> Smyrf:
+        """The method with about `factor` times its rounds.
+
+        Example:
+            >>> Smyrf(8, 32).scaled(1.25, 512, 512)
+            Smyrf(n_hashes=10, cluster_size=32, ...)
+        """
+        per_round = -(-n_keys // self.n_clusters(n_queries, n_keys))  # ⌈M / L⌉
+        least, most = (share * n_keys / per_round for share in shares)
+        return replace(self, n_hashes=scale_count(self.n_hashes, factor, least, most))
 
     @property
     def size_label(self) -> str:

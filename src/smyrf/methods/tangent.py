@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
 
-from smyrf.methods.base import Layout, Method, check_positive, dense_layout
+from smyrf.methods.base import Layout, Method, check_positive, dense_layout, scale_count
 from smyrf.methods.levels import Level, default_levels, size_levels, visits
 from smyrf.methods.numbers import typed_number
 
@@ -52,6 +52,7 @@ class Tangent(Method):
 
     kind: ClassVar[str] = "tangent"
     has_far_keys: ClassVar[bool] = True
+    is_scalable: ClassVar[bool] = True
 
     budget: float | int = 0.25
     _: KW_ONLY
@@ -96,6 +97,20 @@ class Tangent(Method):
             return dense_layout(n_queries, n_keys)
         spent = math.ceil(visits(levels))
         return TangentLayout(n_queries, n_keys, is_exact=False, key_visits=spent, levels=levels)
+
+    def scaled(self, factor: float, n_queries: int, n_keys: int, shares: tuple[float, float] = (0.0, 1.0)) -> Tangent:
+        """The method with `factor` times its budget.
+
+        Example:
+            >>> Tangent(64).scaled(1.25, 512, 512), Tangent(0.25).scaled(0.5, 512, 512, shares=(0.2, 1.0))
+            (Tangent(budget=80, ...), Tangent(budget=0.2, ...))
+        """
+        if self.n_near is not None:
+            raise ValueError(f"n_near={self.n_near} sets the near keys, whatever the budget is")
+        least, most = shares
+        if isinstance(self.budget, int):
+            return replace(self, budget=scale_count(self.budget, factor, least * n_keys, most * n_keys))
+        return replace(self, budget=min(max(self.budget * factor, least), most))
 
     @property
     def size_label(self) -> str:

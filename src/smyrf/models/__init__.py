@@ -1,1 +1,1 @@
-"""Attention inside models that exist: replaced, put back, and reported."""
+"""Attention inside existing models: replaced, restored, captured and reported."""

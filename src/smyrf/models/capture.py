@@ -1,39 +1,25 @@
-"""Take q, k and v out of any model that calls ``F.scaled_dot_product_attention``."""
+"""Capture the attention calls of any model that calls ``F.scaled_dot_product_attention``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from smyrf.models.sdpa_mode import SdpaCall, SdpaMode
-
-
-class Captured(NamedTuple):
-    """Arguments of one attention call.
-
-    Args:
-        q: ``(batch, heads, N, D)``.
-        k: ``(batch, kv_heads, M, D)``.
-        v: ``(batch, kv_heads, M, E)``.
-        scale: of the scores.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float
+from smyrf.call import Call
+from smyrf.models.masks import read_mask
+from smyrf.models.sdpa_calls import SdpaMode
 
 
 class CaptureAttention(SdpaMode):
-    """Inside the block, remembers the arguments of every attention call; the calls run as they would.
+    """Inside the block, records every attention call; the calls run as without it.
 
     Attributes:
-        calls: the arguments, in the order of the calls.
-        masks: the mask and the causal flag of each call.
-        n_restricted: how many of the calls had a causal or another mask.
+        calls: in order, without gradients.
+        n_restricted: number of calls with a causal flag or a mask that hides or adds something.
 
     Example:
         >>> import torch
@@ -48,28 +34,20 @@ class CaptureAttention(SdpaMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[Captured] = []
-        self.masks: list[tuple[Tensor | None, bool]] = []
+        self.calls: list[Call] = []
 
     @property
     def n_restricted(self) -> int:
-        return sum(is_causal or _hides(mask) for mask, is_causal in self.masks)
+        return sum(call.is_causal or call.key_mask is not None or call.only_dense is not None for call in self.calls)
 
-    def attend(self, call: SdpaCall, run: Callable[[], Tensor]) -> Tensor:
-        q, k, v = call.query.detach(), call.key.detach(), call.value.detach()
-        self.calls.append(Captured(q, k, v, q.shape[-1] ** -0.5 if call.scale is None else call.scale))
-        self.masks.append((call.attn_mask, call.is_causal))
-        return run()
-
-
-def _hides(mask: Tensor | None) -> bool:
-    """Whether a mask changes anything."""
-    if mask is None:
-        return False
-    return not bool(mask.all()) if mask.dtype == torch.bool else bool(mask.any())
+    def attend(self, call: Call, mask: Tensor | None, lead: torch.Size, run: Callable[[], Tensor]) -> Tensor:
+        out = run()
+        call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
+        self.calls.append(call if mask is None else read_mask(call, mask))
+        return out
 
 
-def capture_attention(run: Callable[[], Any]) -> list[Captured]:
+def capture_attention(run: Callable[[], Any]) -> list[Call]:
     """The attention calls of `run`, without gradients.
 
     Example:

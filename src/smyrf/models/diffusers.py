@@ -11,18 +11,20 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from smyrf.call import Reason
 from smyrf.methods import Dense
-from smyrf.models.assignment import NOT_GIVEN, Methods, check_methods, choose
+from smyrf.models.assignment import NOT_GIVEN, Methods, check_methods, choose, choose_backend
+from smyrf.models.changed import changed
 from smyrf.models.report import Layer, Report
 from smyrf.models.sdpa import Interception, check_from_keys, innermost
 
-# Components of a pipeline that denoise; what encodes text or decodes images is left alone.
+# Components of a pipeline that denoise; text encoders and image decoders are left alone.
 DENOISERS = ("unet", "transformer", "prior", "decoder")
 
 # The backends of diffusers that call PyTorch's attention, and so can be intercepted.
 NATIVE = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
 
-# Processors that compute attention by themselves, and what does the same by PyTorch's function.
+# Processors that compute attention themselves, and their counterparts that call PyTorch's function.
 COUNTERPARTS = {
     "AttnProcessor": "AttnProcessor2_0",
     "SlicedAttnProcessor": "AttnProcessor2_0",
@@ -35,30 +37,33 @@ COUNTERPARTS = {
 
 
 @contextmanager
-def intercept_diffusers(model: Any, method: Methods, *, from_keys: int = 256) -> Iterator[Report]:
-    """Inside the block, the attention of a diffusers model attends by a method, in whatever thread it is run.
+def intercept_diffusers(
+    model: Any, method: Methods, *, from_keys: int = 256, backend: str | None = None
+) -> Iterator[Report]:
+    """Inside the block, the attention of a diffusers model is served by a method, whichever thread runs it.
 
     Blocks of one thread may be nested; another thread that enters one for the same model meanwhile is refused.
 
-    UNets and transformers alike: whatever calls PyTorch's attention, by itself or through a backend of diffusers. Where
-    another backend or an eager, sliced or xformers processor is active, PyTorch's function takes its place inside the
-    block. Afterwards everything is as it was: the same processor objects, the same backends.
+    This covers UNets and transformers: everything that calls PyTorch's attention, directly or through a backend of
+    diffusers. If another backend or an eager, sliced or xformers processor is active, PyTorch's function takes its
+    place inside the block. Afterwards everything is as before: the same processor objects, the same backends.
 
-    What the method cannot serve runs densely and is counted with the reason, as in `smyrf.intercept_sdpa`. A layer that
-    is never counted makes no such calls: linear attention, for example.
+    A call that the method cannot serve runs densely and is counted with the reason, as in `smyrf.intercept_sdpa`. A
+    layer that is never counted makes no such calls: linear attention, for example.
 
     Args:
-        model: a model, or a pipeline, of which its UNet or transformer is meant.
-        method: as for `smyrf.replace_attention`: for all attention modules; the plan of `smyrf.tune`; for names of
-            modules, and the others stay as they are; or one for each. In a pipeline names begin with that of
-            the component: "transformer.blocks.0.attn1".
-        from_keys: calls with fewer keys than this stay dense: the words of a prompt are too few to save anything.
+        model: a model, or a pipeline, which stands for its UNet or transformer.
+        method: as for `smyrf.replace_attention`: for all attention modules; the plan of `smyrf.tune`; a mapping from
+            module names, which leaves other modules as they are; or one for each. In a pipeline names begin with
+            that of the component: "transformer.blocks.0.attn1".
+        from_keys: calls with fewer keys stay dense: the words of a prompt are too few to save anything.
+        backend: as in `smyrf.intercept_sdpa`; a plan's own by default.
 
     Yields:
-        the layers, with counts of their calls as they are made.
+        the layers, and how their calls were served, counted as they are made.
 
     Raises:
-        ValueError: names a model that has nothing to replace, and why, before anything is changed.
+        ValueError: the model has nothing to replace; says why, before anything is changed.
 
     Example:
         >>> import smyrf, torch
@@ -81,6 +86,7 @@ def intercept_diffusers(model: Any, method: Methods, *, from_keys: int = 256) ->
 
     check_methods(method)
     check_from_keys(from_keys)
+    backend = choose_backend(method, backend)
     modules = _attention_modules(model)
     layers = _layers(type(model).__name__, modules, method, from_keys)
     report = Report(type(model).__name__, tuple(layers))
@@ -94,17 +100,18 @@ def intercept_diffusers(model: Any, method: Methods, *, from_keys: int = 256) ->
             module = modules[layer.name]
             if _is_eager(module.processor):
                 counterpart = getattr(attention_processor, COUNTERPARTS[type(module.processor).__name__])
-                _set(stack, module, "processor", counterpart())
+                stack.enter_context(changed(module, "processor", counterpart()))
             if getattr(module.processor, "_attention_backend", None) not in (None, *NATIVE):
-                _set(stack, module.processor, "_attention_backend", attention_dispatch.AttentionBackendName.NATIVE)
-            mode = Interception(layer.method, layer.calls, layer.from_keys)
-            _set(stack, module, "forward", _intercepted(module.forward, mode))
-            _set(stack, module, "__deepcopy__", _refuse_copy)
+                native = attention_dispatch.AttentionBackendName.NATIVE
+                stack.enter_context(changed(module.processor, "_attention_backend", native))
+            mode = Interception(layer.method, layer.calls, layer.from_keys, backend)
+            stack.enter_context(changed(module, "forward", _intercepted(module.forward, mode)))
+            stack.enter_context(changed(module, "__deepcopy__", _refuse_copy))
         yield report
 
 
 def _attention_modules(model: Any) -> dict[str, nn.Module]:
-    """Those that have a processor, by name."""
+    """Modules with a processor, by name."""
     if isinstance(model, nn.Module):
         parts = {"": model}
     elif isinstance(getattr(model, "components", None), dict):
@@ -124,49 +131,54 @@ def _attention_modules(model: Any) -> dict[str, nn.Module]:
 
 
 def _layers(model: str, modules: dict[str, nn.Module], method: Methods, from_keys: int) -> list[Layer]:
-    """What is to become of each module; raises if that is nothing."""
+    """The layer of each module; raises if none can be replaced."""
     if not modules:
         raise ValueError(f"model: {model} has no attention module of diffusers, so there is nothing to replace")
-    unable = {name: reason for name, module in modules.items() if (reason := _only_dense(module))}
+    unable = {name: why for name, module in modules.items() if (why := _only_dense(module))}
+    details = {name: detail for name, (_, detail) in unable.items()}
     if len(unable) == len(modules):
-        reasons = ", ".join(dict.fromkeys(unable.values()))
-        raise ValueError(f"model: {model} has no attention that can be replaced: {reasons}")
-    choices = choose(method, list(modules), unable)
+        raise ValueError(
+            f"model: {model} has no attention that can be replaced: {', '.join(dict.fromkeys(details.values()))}"
+        )
+    choices = choose(method, list(modules), details)
     layers = []
     for name in modules:
         chosen = choices.get(name, NOT_GIVEN)
-        reason = unable.get(name, chosen.reason)
-        at_least = 0 if reason else max(from_keys, chosen.from_keys)
-        layers.append(Layer(name, Dense() if reason else chosen.method, at_least, reason=reason))
+        reason, detail = unable.get(name, (chosen.reason, chosen.detail))
+        if reason is None:
+            layers.append(Layer(name, chosen.method, max(from_keys, chosen.min_keys)))
+        else:
+            layers.append(Layer(name, Dense(), reason=reason, detail=detail))
     return layers
 
 
-def _only_dense(module: nn.Module) -> str:
-    """Why the attention of a module cannot be replaced; "" if it can."""
+def _only_dense(module: nn.Module) -> tuple[Reason, str] | None:
+    """Why the attention of a module cannot be replaced, as a reason and as text; None if it can."""
     processor = module.processor
+    reason, kind = None, type(processor).__name__
     if getattr(processor, "_parallel_config", None) is not None:
-        return "it is split over several devices"
-    if _is_eager(processor):
-        if type(processor).__name__ not in COUNTERPARTS:
-            return f"its processor {type(processor).__name__} does not call PyTorch's attention"
+        reason = Reason.SPLIT
+    elif _is_eager(processor):
+        if kind not in COUNTERPARTS:
+            return Reason.OWN_PROCESSOR, f"its processor {kind} does not call PyTorch's attention"
         if not getattr(module, "scale_qk", True):
-            return "its scores are not scaled"
-    return ""
+            reason = Reason.UNSCALED
+    return None if reason is None else (reason, str(reason))
 
 
 def _is_eager(processor: Any) -> bool:
-    """Whether a processor computes attention by itself."""
+    """Whether a processor computes attention itself."""
     names = getattr(getattr(type(processor).__call__, "__code__", None), "co_names", ())
     by_itself = "get_attention_scores" in names or "memory_efficient_attention" in names
     return by_itself and "scaled_dot_product_attention" not in names
 
 
-# The forward pass under each of ours: of several blocks the innermost counts, not the one whose mode starts last.
+# The original of each forward pass of ours: of nested blocks the innermost counts, not the one whose mode starts last.
 _beneath: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
 
 
 def _intercepted(forward: Callable[..., Any], mode: Interception) -> Callable[..., Any]:
-    """A module's forward pass inside a mode, unless a block inside ours has this thread."""
+    """A module's forward pass inside a mode, unless this thread is in a block inside ours."""
     forward = _beneath.get(forward, forward)
     around = innermost()
 
@@ -182,7 +194,7 @@ def _intercepted(forward: Callable[..., Any], mode: Interception) -> Callable[..
     return ours
 
 
-# The thread whose blocks a module is in, and how many: blocks that overlap could not be taken away one by one.
+# The thread whose blocks a module is in, and their number: blocks of two threads could end in any order.
 _claims: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -212,12 +224,3 @@ def _refuse_copy(memo: object) -> NoReturn:
 def is_intercepted(module: nn.Module) -> bool:
     """Whether a module is inside a block of `intercept_diffusers`."""
     return vars(module).get("forward") in _beneath
-
-
-def _set(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Gives an object an attribute of its own, until the stack unwinds."""
-    if name in vars(owner):
-        stack.callback(setattr, owner, name, vars(owner)[name])
-    else:
-        stack.callback(delattr, owner, name)
-    setattr(owner, name, value)

@@ -1,68 +1,62 @@
-"""Masks of other libraries, read: which keys are hidden from all queries, and whether the rest is causal.
+"""`read_mask`: a mask of another library as a key mask and a causal flag.
 
 Shapes: batch, heads, N queries, M keys.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-# A float mask hides by -inf or by a number like this one, -1e4 in bfloat16; what is greater is a bias.
+from smyrf.call import Call, Reason
+
+# A float mask hides a key by -inf or by a number up to this one, which is -1e4 in bfloat16; anything else is a bias.
 HIDDEN = -9984.0
 
 
-class ReadMask(NamedTuple):
-    """What `smyrf.attention` takes instead of a mask.
+def read_mask(call: Call, mask: Tensor) -> Call:
+    """The call with its mask as `key_mask` and `is_causal`, or with the reason why only dense attention can apply it.
 
     Args:
-        key_mask: ``(batch, M)`` bool, True = may be attended to; None if nothing is hidden.
-        is_causal: query i sees keys j <= i.
-        only_dense: why only dense attention can honour the mask; "" if others can.
-    """
-
-    key_mask: Tensor | None
-    is_causal: bool
-    only_dense: str
-
-
-def read_mask(mask: Tensor, batch: int, n_queries: int, n_keys: int) -> ReadMask:
-    """A mask as a key mask and a causal flag, or why it is neither.
-
-    Args:
-        mask: as in ``F.scaled_dot_product_attention``, bool (True = may be attended to) or a float that is added,
-            of up to four axes that broadcast to ``(batch, heads, N, M)``. One that is the same for all queries
+        call: before its mask is read.
+        mask: as in ``F.scaled_dot_product_attention``, bool (True = may be attended to) or a float that is added.
+            Its two to four axes broadcast to ``(batch, heads, N, M)``. A mask that is the same for all queries
             is read without being expanded.
 
     Example:
-        >>> padding = torch.tensor([[True, True, False]])
-        >>> read_mask(padding[:, None, None], 1, 3, 3)
-        ReadMask(key_mask=tensor([[ True,  True, False]]), is_causal=False, only_dense='')
-        >>> read_mask(torch.ones(3, 3).tril().bool(), 1, 3, 3)
-        ReadMask(key_mask=None, is_causal=True, only_dense='')
+        >>> x = torch.randn(1, 2, 3, 4)
+        >>> read_mask(Call(x, x, x, 0.5), torch.tensor([[True, True, False]])).key_mask
+        tensor([[ True,  True, False]])
+        >>> read_mask(Call(x, x, x, 0.5), torch.ones(3, 3).tril().bool()).is_causal
+        True
+        >>> print(read_mask(Call(x, x, x, 0.5), torch.randn(3, 3)).only_dense)
+        its mask adds a bias to the scores
     """
+    shape = (*call.q.shape[:3], call.n_keys)
     mask = mask[(None,) * (4 - mask.dim())]  # (batch or 1, heads or 1, N or 1, M or 1)
-    for axis in (1, 2):  # what was expanded is one thing
+    if not all(size in (1, full) for size, full in zip(mask.shape, shape, strict=True)):
+        return replace(call, only_dense=Reason.FOREIGN)
+    for axis in (1, 2):  # an expanded axis holds one value
         if mask.stride(axis) == 0:
             mask = mask.narrow(axis, 0, 1)
     if mask.dtype != torch.bool:
-        if mask.requires_grad:  # a bias that is learned, whatever it is now
-            return ReadMask(None, False, "its mask adds a bias to the scores")
+        if mask.requires_grad:  # a learned bias, whatever its values are now
+            return replace(call, only_dense=Reason.BIAS)
         seen = mask == 0
         if not bool((mask[~seen] <= HIDDEN).all()):  # NaN is not hidden either
-            return ReadMask(None, False, "its mask adds a bias to the scores")
+            return replace(call, only_dense=Reason.BIAS)
         mask = seen
     if mask.shape[1] > 1 and not bool((mask == mask[:, :1]).all()):
-        return ReadMask(None, False, "its mask differs between heads")
+        return replace(call, only_dense=Reason.HEAD_MASK)
     mask = mask[:, 0]  # (batch or 1, N or 1, M or 1)
-    last = mask[:, -1].expand(batch, n_keys)  # (batch, M)
-    # In a compiled graph a look at the data would break it, so there padding stays a mask whatever it hides.
+    last = mask[:, -1].expand(shape[0], call.n_keys)  # (batch, M)
+    # Looking at the data would break a compiled graph, so there padding stays a mask even if it hides nothing.
     key_mask = None if not torch.compiler.is_compiling() and bool(last.all()) else last
     if mask.shape[1] == 1 or bool((mask == mask[:, -1:]).all()):
-        return ReadMask(key_mask, False, "")
-    ones = torch.ones(n_queries, n_keys, dtype=torch.bool, device=mask.device)
-    if n_queries >= n_keys and bool((mask == ones.tril() & last[:, None]).all()):
-        return ReadMask(key_mask, True, "")
-    return ReadMask(None, False, "its mask is neither padding nor causal")
+        return replace(call, key_mask=key_mask)
+    causal = torch.ones(shape[2:], dtype=torch.bool, device=mask.device).tril()
+    if call.n_queries >= call.n_keys and bool((mask == causal & last[:, None]).all()):
+        return replace(call, key_mask=key_mask, is_causal=True)
+    return replace(call, only_dense=Reason.OTHER_MASK)

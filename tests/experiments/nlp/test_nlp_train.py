@@ -75,13 +75,13 @@ def test_the_method_of_training_is_in_effect_in_training_and_that_of_evaluation_
     models, data, tmp_path, monkeypatch
 ):
     seen = []
-    attention = smyrf.models.transformers.attention
+    attention = smyrf.models.calls.attention
 
     def spy(q, k, v, *, method, **options):
         seen.append((method, torch.is_grad_enabled()))
         return attention(q, k, v, method=method, **options)
 
-    monkeypatch.setattr(smyrf.models.transformers, "attention", spy)
+    monkeypatch.setattr(smyrf.models.calls, "attention", spy)
     recipe = Recipe(
         task="rte",
         model=models["bert"],

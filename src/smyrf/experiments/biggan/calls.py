@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smyrf.call import Call
 from smyrf.experiments.biggan.blocks import AttentionBlock
 from smyrf.experiments.biggan.latents import draw_classes, draw_latents, generate
 from smyrf.experiments.biggan.networks import Generator, restored_methods, set_method
 from smyrf.methods import Dense
-from smyrf.models.calls import Call
 from smyrf.tools.compare.inputs import Inputs
 from smyrf.tools.inspect.command import Loaded
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from smyrf.experiments.nlp.tasks import Task
-from smyrf.tuning.timing import cache_file
+from smyrf.tuning.machine import cache_folder
 
 
 def tokens_folder() -> Path:
     """Where token ids are kept: beside what else is remembered of this machine."""
-    return cache_file().parent / "tokens"
+    return cache_folder() / "tokens"
 
 
 def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Path | None = None) -> Any:

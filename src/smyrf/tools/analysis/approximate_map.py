@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from smyrf.attention import attention
+from smyrf.call import Call
 from smyrf.methods import Method
-from smyrf.models.calls import Call
 from smyrf.tools.analysis.maps import check_head, head_vectors
 
 

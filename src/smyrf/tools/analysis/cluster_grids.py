@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from smyrf.backends import find_backend
+from smyrf.call import Call
 from smyrf.grouping.group import group
 from smyrf.methods import Dense, Method, PerHead, Smyrf
-from smyrf.models.calls import Call
 from smyrf.seeds import draw_seed
 from smyrf.tools.analysis.maps import check_head, head_vectors
 from smyrf.tools.analysis.visited_keys import query_clusters

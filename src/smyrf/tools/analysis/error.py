@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from smyrf.attention import attention
+from smyrf.call import Call
 from smyrf.methods import Dense, Method
-from smyrf.models.capture import Captured
+from smyrf.models.calls import serve
 
 
 def relative_error(output: Tensor, exact: Tensor) -> float:
@@ -24,21 +24,18 @@ def relative_error(output: Tensor, exact: Tensor) -> float:
     return float((output - exact).norm() / exact.norm())
 
 
-def output_errors(calls: Sequence[Captured], method: Method, seed: int = 0) -> list[float]:
+def output_errors(calls: Sequence[Call], method: Method, seed: int = 0) -> list[float]:
     """Relative output error of a method on each captured attention call.
 
     Example:
         >>> import torch
         >>> from smyrf import Smyrf
         >>> x = torch.randn(1, 2, 64, 8)
-        >>> max(output_errors([Captured(x, x, x, 0.5)], Smyrf(cluster_size=64))) < 1e-6
+        >>> max(output_errors([Call(x, x, x, 0.5)], Smyrf(cluster_size=64))) < 1e-6
         True
     """
     errors = []
     with torch.no_grad():
-        for q, k, v, scale in calls:
-            gqa = q.shape[-3] != k.shape[-3]
-            exact = attention(q, k, v, method=Dense(), scale=scale, enable_gqa=gqa)
-            output = attention(q, k, v, method=method, scale=scale, enable_gqa=gqa, generator=seed)
-            errors.append(relative_error(output, exact))
+        for call in calls:
+            errors.append(relative_error(serve(call, method, generator=seed), serve(call, Dense())))
     return errors

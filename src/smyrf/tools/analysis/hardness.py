@@ -163,7 +163,7 @@ def hardness(heads: Sequence[HeadInspection], method: int, seed: int = 0) -> Har
 
     Example:
         >>> from smyrf import Smyrf
-        >>> from smyrf.models.calls import Call
+        >>> from smyrf.call import Call
         >>> from smyrf.tools.analysis.inspection import inspect_heads
         >>> _ = torch.manual_seed(0)
         >>> x = torch.randn(1, 12, 64, 8) * torch.linspace(0.3, 3.0, 12).view(12, 1, 1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smyrf.models.calls import Call
+from smyrf.call import Call
 from smyrf.tools.analysis.maps import Block, head_vectors
 
 

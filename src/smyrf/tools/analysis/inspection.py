@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from smyrf.call import Call
 from smyrf.methods import Dense, Method, PerHead, check_method
-from smyrf.models.calls import Call
 from smyrf.tools.analysis.cluster_sizes import Balance, balance
 from smyrf.tools.analysis.head_profile import Character, CharacterSums
 from smyrf.tools.analysis.maps import head_vectors, map_blocks

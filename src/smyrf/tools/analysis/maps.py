@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from smyrf.models.calls import Call
+from smyrf.call import Call
 
 # Weights of a block of rows: 8 MB in float32. A block has one row at least.
 BLOCK_ELEMENTS = 1 << 21

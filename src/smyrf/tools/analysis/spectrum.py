@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from smyrf.models.calls import Call
+from smyrf.call import Call
 from smyrf.tools.analysis.maps import map_blocks
 
 # Maps with a side that is no longer than this are decomposed exactly.

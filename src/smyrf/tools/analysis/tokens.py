@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from smyrf.call import Call
 from smyrf.methods import Method
-from smyrf.models.calls import Call, find_call
+from smyrf.models.calls import find_call
 from smyrf.tools.analysis.approximate_map import approximate_rows
 from smyrf.tools.analysis.maps import map_blocks
 from smyrf.tools.analysis.visited_keys import Reach, query_clusters

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from smyrf.backends import find_backend
 from smyrf.backends.reference.attend import slot_of
+from smyrf.call import Call
 from smyrf.grouping.group import group
 from smyrf.grouping.groups import Groups
 from smyrf.methods import Method, PerHead, check_method
-from smyrf.models.calls import Call
 from smyrf.seeds import draw_seed
 from smyrf.tools.analysis.maps import Block, check_head, head_vectors
 

@@ -23,7 +23,7 @@ from smyrf.methods import Smyrf, Tangent
 from smyrf.tools.bench.cases import Problem
 from smyrf.tools.bench.contenders import EAGER, SDPA
 from smyrf.tools.bench.roofline import flops
-from smyrf.tuning.timing import cpu
+from smyrf.tuning.machine import cpu
 
 
 @dataclass(frozen=True)

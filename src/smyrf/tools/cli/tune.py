@@ -29,8 +29,8 @@ def tune(
     from smyrf.models.plan import Plan
     from smyrf.tools.encoders import load_encoder, minilm_path
     from smyrf.tools.plan_table import table
+    from smyrf.tuning.machine import machine_summary
     from smyrf.tuning.search import plan_layers
-    from smyrf.tuning.timing import machine
 
     threads = torch.get_num_threads() if threads is None else threads
     need_at_least(1, length=length, documents=documents, threads=threads)
@@ -51,7 +51,7 @@ def tune(
         refuse(f"{model}: {error}")
     layers = plan_layers(calls, max_error, fallback=fallback, documents=documents, seed=seed)
     bar = track(layers, "error and time", total=len(calls), console=console, transient=True)
-    plan = Plan(tuple(bar), max_error, machine() if fallback else "")
+    plan = Plan(tuple(bar), max_error, machine_summary() if fallback else "")
     console.print(table(plan, f"smyrf tune: {source}, {length:,} tokens"))
     if json is not None:
         plan.save(json)

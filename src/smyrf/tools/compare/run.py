@@ -12,8 +12,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from smyrf.call import Call
 from smyrf.methods import Dense, Method
-from smyrf.models.calls import Call, model_calls
+from smyrf.models.calls import model_calls
 from smyrf.models.plan import Plan
 from smyrf.models.replace import replace_attention, restore_attention
 from smyrf.models.report import Report
@@ -258,5 +259,5 @@ def _dense_layers(report: Report, methods: Mapping[str, Method]) -> Counter[str]
     found: Counter[str] = Counter()
     for layer in report.layers:
         if layer.name not in methods:
-            found[layer.reason or ", ".join(layer.calls.dense) or "it was not called"] += 1
+            found[layer.why or ", ".join(layer.calls.dense) or "it was not called"] += 1
     return found

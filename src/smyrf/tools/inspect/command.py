@@ -13,8 +13,9 @@ from rich.markup import escape
 from rich.progress import track
 
 from smyrf.atomic_write import write_json
+from smyrf.call import Call
 from smyrf.methods import Method
-from smyrf.models.calls import Call, model_calls
+from smyrf.models.calls import model_calls
 from smyrf.tools.analysis.hardness import Hardness, hardness
 from smyrf.tools.analysis.inspection import HeadInspection, inspect_heads
 from smyrf.tools.analysis.tokens import TokenView, token_texts, token_view

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from smyrf.models.capture import Captured
+from smyrf.call import Call
 from smyrf.tools.bench import results
 from smyrf.tools.quality.cases import Contender
 from smyrf.tools.quality.measure import Exact, Quality, exact, measure
@@ -20,7 +20,7 @@ from smyrf.tools.quality.table import table
 
 
 def bench_quality(
-    calls: Sequence[Captured],
+    calls: Sequence[Call],
     entrants: Sequence[Contender],
     source: str,
     *,

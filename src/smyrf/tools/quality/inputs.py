@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from smyrf.attention import attention
+from smyrf.call import Call
 from smyrf.methods import Dense
-from smyrf.models.capture import Captured
 
 SUFFIXES = (".safetensors", ".npz")
 _NAME = re.compile(r"(q|k|v|scale)(?:\.(\d+))?")
 
 
-def load_qkv(path: Path) -> list[Captured]:
+def load_qkv(path: Path) -> list[Call]:
     """The layers of a .safetensors or .npz file; nothing is ever unpickled.
 
     The file holds tensors q, k and v, ``(batch, heads, N, D)`` or without the leading axes, and perhaps a
@@ -43,21 +43,22 @@ def load_qkv(path: Path) -> list[Captured]:
     return [_layer(path, number, layers[number]) for number in sorted(layers)]
 
 
-def uniform(calls: Sequence[Captured]) -> list[Captured]:
+def uniform(calls: Sequence[Call]) -> list[Call]:
     """Calls in float32, with as many key heads as query heads, all of one length.
 
     Example:
         >>> import torch
         >>> x = torch.ones(1, 1, 3, 2, dtype=torch.float64)
-        >>> call = uniform([Captured(x.expand(1, 4, 3, 2), x, x, 0.5)])[0]
+        >>> call = uniform([Call(x.expand(1, 4, 3, 2), x, x, 0.5)])[0]
         >>> call.k.shape, call.v.dtype
         (torch.Size([1, 4, 3, 2]), torch.float32)
     """
     found = []
-    for q, k, v, scale in calls:
+    for call in calls:
+        q, k, v = call.qkv
         repeat = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(repeat, dim=1) for x in (k, v))
-        found.append(Captured(q.float(), k.float(), v.float(), scale))
+        found.append(Call(q.float(), k.float(), v.float(), call.scale))
     lengths = sorted({(call.q.shape[2], call.k.shape[2]) for call in found})
     if len(lengths) > 1:
         raise ValueError(f"the layers differ in their numbers of queries and keys: {lengths}")
@@ -85,7 +86,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is not a readable .safetensors file: {error}") from error
 
 
-def _layer(path: Path, number: int, part: dict[str, Tensor]) -> Captured:
+def _layer(path: Path, number: int, part: dict[str, Tensor]) -> Call:
     where = f"{path}, layer {number}"
     for name in ("q", "k", "v"):
         if name not in part:
@@ -105,4 +106,4 @@ def _layer(path: Path, number: int, part: dict[str, Tensor]) -> Captured:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
     q, k, v = (x[(None,) * (4 - x.dim())] for x in (q, k, v))
-    return Captured(q, k, v, q.shape[-1] ** -0.5 if number_or_none is None else number_or_none)
+    return Call(q, k, v, q.shape[-1] ** -0.5 if number_or_none is None else number_or_none)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smyrf.models.capture import Captured
+from smyrf.call import Call
 from smyrf.tools.analysis.error import relative_error
 from smyrf.tools.bench.timing import seconds
 from smyrf.tools.quality.cases import Contender
@@ -32,7 +32,7 @@ class Exact(NamedTuple):
         gradients: of q, k and v; None without gradients.
     """
 
-    call: Captured
+    call: Call
     out: Tensor
     cotangent: Tensor | None
     gradients: tuple[Tensor, ...] | None
@@ -98,9 +98,9 @@ class Quality:
         }
 
 
-def exact(call: Captured, gradients: bool, seed: int) -> Exact:
+def exact(call: Call, gradients: bool, seed: int) -> Exact:
     """Dense attention of a layer, with the cotangent under which gradients are compared."""
-    q, k, v = (x.detach().requires_grad_(gradients) for x in call[:3])
+    q, k, v = (x.detach().requires_grad_(gradients) for x in call.qkv)
     out = F.scaled_dot_product_attention(q, k, v, scale=call.scale)
     if not gradients:
         return Exact(call, out, None, None)
@@ -115,7 +115,7 @@ def measure(contender: Contender, layers: Sequence[Exact], *, time: bool, seed: 
         >>> import torch
         >>> from smyrf.tools.quality.cases import contenders
         >>> x = torch.randn(1, 2, 16, 8)
-        >>> layer = exact(Captured(x, x, x, 0.3), gradients=False, seed=0)
+        >>> layer = exact(Call(x, x, x, 0.3), gradients=False, seed=0)
         >>> one_cluster = contenders([16], 16, 16, None)[0]
         >>> measure(one_cluster, [layer], time=False, seed=0).error < 1e-6
         True
@@ -123,7 +123,7 @@ def measure(contender: Contender, layers: Sequence[Exact], *, time: bool, seed: 
     out: list[float] = []
     by_input: list[list[float]] = [[], [], []]
     for call, exact_out, cotangent, exact_gradients in layers:
-        q, k, v = (x.detach().requires_grad_(cotangent is not None) for x in call[:3])
+        q, k, v = (x.detach().requires_grad_(cotangent is not None) for x in call.qkv)
         found = contender.run(q, k, v, call.scale, seed)
         out.append(relative_error(found.detach(), exact_out))
         if exact_gradients is not None:
@@ -135,19 +135,19 @@ def measure(contender: Contender, layers: Sequence[Exact], *, time: bool, seed: 
     return Quality(contender, tuple(out), dq, dk, dv, took, sdpa_took)
 
 
-def _time(contender: Contender, calls: list[Captured], seed: int) -> tuple[float, float]:
+def _time(contender: Contender, calls: list[Call], seed: int) -> tuple[float, float]:
     """Seconds per layer of the contender and of SDPA, on the first document."""
-    firsts = [Captured(call.q[:1], call.k[:1], call.v[:1], call.scale) for call in calls]
+    firsts = [Call(call.q[:1], call.k[:1], call.v[:1], call.scale) for call in calls]
 
     def ours() -> None:
         with torch.no_grad():
-            for q, k, v, scale in firsts:
-                contender.run(q, k, v, scale, seed)
+            for call in firsts:
+                contender.run(*call.qkv, call.scale, seed)
 
     def sdpa() -> None:
         with torch.no_grad():
-            for q, k, v, scale in firsts:
-                F.scaled_dot_product_attention(q, k, v, scale=scale)
+            for call in firsts:
+                F.scaled_dot_product_attention(*call.qkv, scale=call.scale)
 
     best = dict(seconds({"ours": ours, "sdpa": sdpa}, budget=TIMING_SECONDS))
     return best["ours"] / len(calls), best["sdpa"] / len(calls)

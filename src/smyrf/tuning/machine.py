@@ -1,0 +1,110 @@
+"""This machine: its processor and versions for result files, and the folder where measurements are cached."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from smyrf import __version__
+from smyrf.backends import best_backend
+
+
+def machine() -> dict[str, Any]:
+    """Processor, system, versions and commit, for the record of a measurement.
+
+    Example:
+        >>> sorted(machine())
+        ['commit', 'cores', 'cpu', 'numpy', 'python', 'rich', 'smyrf', 'system', 'torch']
+    """
+    return {
+        "cpu": cpu(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "smyrf": __version__,
+        "rich": _rich(),
+        "commit": commit(),
+    }
+
+
+def machine_summary(backend: str | None = None) -> str:
+    """Everything that a time depends on besides the call, in one line: processor, threads, versions, backend.
+
+    Args:
+        backend: None for the best on a CPU.
+
+    Example:
+        >>> "smyrf" in machine_summary(), machine_summary("torch").endswith("torch kernel")
+        (True, True)
+    """
+    kernel = best_backend(torch.device("cpu")) if backend is None else backend
+    return f"{cpu_and_threads()}, torch {torch.__version__}, smyrf {__version__}, {kernel} kernel"
+
+
+def cpu_and_threads() -> str:
+    """The processor's name and PyTorch's thread count.
+
+    Example:
+        >>> cpu_and_threads().startswith(cpu())
+        True
+    """
+    threads = torch.get_num_threads()
+    return f"{cpu()}, {threads} thread{'s' * (threads > 1)}"
+
+
+@lru_cache
+def cpu() -> str:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+@lru_cache
+def commit() -> str | None:
+    """The commit of the running source tree, with "+" if it has changes; None for an installed package.
+
+    It is read once: a tree that changes later is not the one that was loaded.
+    """
+    package = Path(__file__).parents[1]
+    commands = (
+        ("ls-files", "--error-unmatch", __file__),  # fails for a package that is installed inside another tree
+        ("rev-parse", "--short=12", "HEAD"),
+        ("diff", "--name-only", "HEAD", "--", "."),
+    )
+    try:
+        _, sha, changes = (
+            subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, check=True).stdout.strip()
+            for words in commands
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{sha}+" if changes else sha
+
+
+def cache_folder() -> Path:
+    """``$SMYRF_CACHE``, or else ``smyrf`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    if folder := os.environ.get("SMYRF_CACHE"):
+        return Path(folder)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "smyrf"
+
+
+def _rich() -> str | None:
+    try:
+        return version("rich")
+    except PackageNotFoundError:
+        return None
