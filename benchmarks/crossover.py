@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,10 +25,10 @@ from rich.table import Table
 
 import smyrf
 from smyrf.methods import is_one_block
-from smyrf.tools.bench.cases import DTYPES, Problem
-from smyrf.tools.bench.results import write
+from smyrf.tools.bench.problems import DTYPES, Problem
 from smyrf.tools.bench.roofline import flops
-from smyrf.tools.bench.table import duration
+from smyrf.tools.results import write_results
+from smyrf.tools.tables import duration
 from smyrf.tuning.timing import best_seconds
 
 LENGTHS = tuple(2**i for i in range(4, 15))
@@ -217,7 +215,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"the native kernel is {smyrf.backends()['native']}")
     console = Console()
     config = {"minutes": given.minutes, "threads": given.threads, "seed": given.seed, "backends": smyrf.backends()}
-    command = shlex.join(["python", *sys.argv])
     rows: list[dict[str, Any]] = []
     seconds = 60 * given.minutes
     start = time.monotonic()
@@ -228,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 break
             rows.append(measure(case))
             if given.json is not None:
-                write(given.json, command, max(given.threads), config, rows)
+                write_results(given.json, rows, threads=max(given.threads), config=config)
             slower = sum(row["ratio"] > 1.0 for row in rows)
             progress.update(
                 task, completed=time.monotonic() - start, description=f"{len(rows)} cases, native slower in {slower}"

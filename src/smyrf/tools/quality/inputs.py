@@ -1,4 +1,4 @@
-"""q, k and v to measure on: from a file, and in the form in which every method takes them."""
+"""q, k and v to measure on: read from a file, and brought into a form that every method takes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NAME = re.compile(r"(q|k|v|scale)(?:\.(\d+))?")
 
 
 def load_qkv(path: Path) -> list[Captured]:
-    """The layers of a .safetensors or .npz file; nothing is ever unpickled.
+    """Layers of a .safetensors or .npz file; nothing is ever unpickled.
 
-    The file holds tensors q, k and v, ``(batch, heads, N, D)`` or without the leading axes, and perhaps a
-    number scale; or those of several layers as q.0, k.0, v.0, q.1 and so on.
+    The file contains tensors q, k and v, ``(batch, heads, N, D)`` or without leading axes, and optionally a number
+    scale; tensors of several layers are named q.0, k.0, v.0, q.1 and so on.
 
     Raises:
         ValueError: names the file, and the tensor that is missing or wrong.
@@ -44,7 +44,7 @@ def load_qkv(path: Path) -> list[Captured]:
 
 
 def uniform(calls: Sequence[Captured]) -> list[Captured]:
-    """Calls in float32, with as many key heads as query heads, all of one length.
+    """Convert calls to float32 with as many key heads as query heads, and check that all have one length.
 
     Example:
         >>> import torch
@@ -70,10 +70,10 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file")
     if path.suffix == ".npz":
-        try:  # the file is opened here because NumPy leaves a broken one open
+        try:  # opened here because NumPy leaves a broken file open
             with path.open("rb") as file, numpy.load(file, allow_pickle=False) as data:
                 return {name: torch.from_numpy(data[name]) for name in data.files}
-        # `data.files` is missing where a file of a single array has the name of an archive.
+        # A file with a single array has no `data.files`.
         except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is not a readable .npz file: {error}") from error
     from safetensors import SafetensorError
