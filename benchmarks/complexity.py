@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="two or more, for an exponent")
     parser.add_argument("--heads", type=int, default=1)
-    parser.add_argument("--backward", action="store_true", help="forward and backward, not forward alone")
+    parser.add_argument("--backward", action="store_true", help="forward and backward instead of forward only")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=2.0, help="to spend on each contender at each length")
     parser.add_argument("--json", type=Path)

@@ -25,7 +25,7 @@ def test_presets_are_the_papers_experiments():
     assert all(batch * n == 65536 for batch, n in PRESETS["fixed-tokens"].shapes)
 
 
-def test_the_preset_of_the_native_kernel_has_all_powers_of_two():
+def test_the_native_preset_has_all_powers_of_two():
     assert PRESETS["native"].shapes == tuple((1, 2**i) for i in range(7, 17))
     assert PRESETS["native"].methods == (Smyrf(4, 64),)
 
@@ -133,7 +133,7 @@ def test_the_rate_is_that_of_the_fastest_product(monkeypatch):
     assert roofline.gflops(dict(zip(calls, (1.0, 2.0), strict=True))) == 2 * 16**3 / 2.0 / 1e9
 
 
-def test_kernels_are_compared_within_one_method_and_problem():
+def test_backends_are_compared_within_one_method_and_problem():
     found = [
         Measurement(PROBLEM, "smyrf", Smyrf(4, 64), 0.5, backend="native"),
         Measurement(PROBLEM, "smyrf", Smyrf(8, 64), 9.0, backend="torch"),
@@ -150,7 +150,7 @@ def test_a_result_file_can_be_repeated(measurements, tmp_path, monkeypatch):
     data = json.loads(path.read_text())
     assert data["command"] == "smyrf bench --preset batch1"
     assert data["threads"] == 2
-    assert {"cpu", "torch", "numpy", "python", "smyrf", "commit"} <= set(data["machine"])
+    assert {"cpu", "torch", "numpy", "python", "smyrf", "commit", "backend"} <= set(data["machine"])
     assert data["results"][0]["speedup_over_sdpa"] == 2.0
     assert data["results"][0]["method"]["n_hashes"] == 4
     assert data["results"][3]["skipped"] == "needs 69 GB"
@@ -181,7 +181,7 @@ def test_tables_show_one_direction(shown, measurements):
     assert "needs 69 GB" in text
     assert "2.0" in text
     assert "backward" not in text
-    assert "GEMM" not in text  # nothing to say
+    assert "GEMM" not in text  # an empty column
 
 
 def test_a_table_with_every_column_fits_into_80_characters(shown):
@@ -225,6 +225,7 @@ def test_plots_are_written_as_png_and_svg(measurements, tmp_path):
 
 
 def test_a_whole_run_measures_everything(console, monkeypatch):
+    monkeypatch.setattr(roofline, "SIZES", (8, 16))
     monkeypatch.setattr(run, "TIMING_SECONDS", 0.02)
     suite = Suite(problems=(PROBLEM,), methods=(Smyrf(2, 32), Smyrf(4, 32)))
     kept = []
@@ -234,7 +235,7 @@ def test_a_whole_run_measures_everything(console, monkeypatch):
     assert all(one.seconds > 0 for one in found)
 
 
-def test_kernels_run_side_by_side_and_baselines_can_be_left_out(console, monkeypatch):
+def test_backends_run_side_by_side_and_baselines_can_be_left_out(console, monkeypatch):
     monkeypatch.setattr(roofline, "SIZES", (8, 16))
     monkeypatch.setattr(run, "TIMING_SECONDS", 0.02)
     suite = Suite(

@@ -55,6 +55,7 @@ def test_places_that_cannot_be_written_are_refused_before_any_work(refused, tmp_
 
 
 def test_bench_writes_table_json_and_plots(tmp_path, monkeypatch):
+    monkeypatch.setattr("smyrf.tools.bench.roofline.SIZES", (8, 16))
     monkeypatch.setattr("smyrf.tools.bench.run.TIMING_SECONDS", 0.02)
     out = tmp_path / "out.json"
     arguments = [
@@ -86,7 +87,8 @@ def test_bench_writes_table_json_and_plots(tmp_path, monkeypatch):
     assert (tmp_path / "plot.svg").exists()
 
 
-def test_bench_runs_kernels_side_by_side(tmp_path, monkeypatch):
+def test_bench_runs_backends_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr("smyrf.tools.bench.roofline.SIZES", (8, 16))
     monkeypatch.setattr("smyrf.tools.bench.run.TIMING_SECONDS", 0.02)
     out = tmp_path / "out.json"
     arguments = ["bench", "--length", "64", "--n-hashes", "2", "--cluster-size", "16", "--heads", "2", "--width", "8"]

