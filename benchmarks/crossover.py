@@ -71,7 +71,7 @@ class Case:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is dense attention, which runs on these backends only if one is named, or with a mask or dropout."""
+        """Whether it is dense attention, which runs on a backend only if one is named, or with mask or dropout."""
         short = self.is_causal and is_one_block(self.length, self.length)
         return short or self.method.is_exact(self.length, self.length)
 
