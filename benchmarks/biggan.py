@@ -3,7 +3,7 @@
     python benchmarks/fashion.py /usr/share/datasets/fashion-mnist DATA
     python benchmarks/biggan.py DATA OUTPUT [--part 0/2]
 
-Each run is a command of its own, printed before it is started; what is finished is skipped, what was interrupted goes
+Each run is a separate command, printed before it is started; what is finished is skipped, what was interrupted goes
 on. With --part i/n every n-th training is done, so that n processes share the work. Of each, OUTPUT has the trained
 average.safetensors, the last grid of images and the scores; real.json has the distance of real images.
 """

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +26,12 @@ from scipy import stats
 
 import smyrf
 from smyrf.methods import Smyrf, Tangent
-from smyrf.tools.bench.cases import Problem
-from smyrf.tools.bench.contenders import SDPA, contender
-from smyrf.tools.bench.results import write
-from smyrf.tools.bench.table import duration
-from smyrf.tools.bench.timing import once, seconds
+from smyrf.tools.bench.baselines import SDPA, attention_function
+from smyrf.tools.bench.problems import Problem
 from smyrf.tools.plotting import LOOKS, save_figure
+from smyrf.tools.results import write_results
+from smyrf.tools.tables import duration
+from smyrf.tools.timer import best_times
 
 METHODS: dict[str, Smyrf | Tangent | None] = {"Smyrf(4, 64)": Smyrf(4, 64), "Tangent(256)": Tangent(256), SDPA: None}
 LENGTHS = [4096, 8192, 16384, 32768, 65536]
@@ -145,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="two or more, for an exponent")
     parser.add_argument("--heads", type=int, default=1)
-    parser.add_argument("--backward", action="store_true", help="forward and backward, not forward alone")
+    parser.add_argument("--backward", action="store_true", help="forward and backward instead of forward only")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=2.0, help="to spend on each contender at each length")
     parser.add_argument("--json", type=Path)
@@ -162,7 +160,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "seconds": given.seconds,
         "backends": smyrf.backends(),
     }
-    command = shlex.join(["python", *sys.argv])
     found: dict[str, dict[int, float]] = {name: {} for name in METHODS}
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
@@ -171,13 +168,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         task = progress.add_task("", total=len(lengths))
         for length in lengths:
             problem = Problem(1, given.heads, length, config["width"], config["dtype"], given.backward)
-            calls = {name: once(contender(name, method), problem) for name, method in METHODS.items()}
-            for name, best in seconds(calls, given.seconds):
+            calls = {name: problem.bind(attention_function(name, method)) for name, method in METHODS.items()}
+            for name, best in best_times(calls, given.seconds):
                 progress.update(task, description=f"{name} at {length:,}")
                 found[name][length] = best
             progress.advance(task)
             if given.json is not None:
-                write(given.json, command, given.threads, config, rows(found))
+                write_results(given.json, rows(found), threads=given.threads, config=config)
     console.print(table(found))
     written = [] if given.json is None else [given.json]
     if given.plot is not None:

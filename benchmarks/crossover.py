@@ -1,7 +1,7 @@
-"""The native kernel against the torch backend, over many shapes: ``python benchmarks/crossover.py --json …``.
+"""The native backend against the torch backend, over many shapes: ``python benchmarks/crossover.py --json …``.
 
 A ratio is native time / torch time of the whole `smyrf.attention` call, clustering included, both in turns, best of
-several; above 1 the native kernel is the slower one. First come all lengths in each setting of `SERIES`, which
+several; above 1 the native backend is slower. First come all lengths in each setting of `SERIES`, which
 differs in one thing or two from the base, then shapes drawn from all combinations (with a seed) until the time is
 over. A ratio close to 1 is measured again for longer before it counts. Results are kept after every case.
 """
@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,10 +25,10 @@ from rich.table import Table
 
 import smyrf
 from smyrf.methods import is_one_block
-from smyrf.tools.bench.cases import DTYPES, Problem
-from smyrf.tools.bench.results import write
+from smyrf.tools.bench.problems import DTYPES, Problem
 from smyrf.tools.bench.roofline import flops
-from smyrf.tools.bench.table import duration
+from smyrf.tools.results import write_results
+from smyrf.tools.tables import duration
 from smyrf.tuning.timing import best_seconds
 
 LENGTHS = tuple(2**i for i in range(4, 15))
@@ -42,7 +40,7 @@ KINDS = ("smyrf", "tangent", "smyrf causal", "tangent causal")
 # A case beyond these takes too long or too much memory to be one of hundreds.
 MOST_FLOPS = 2e10
 MOST_NUMBERS = 2**24
-# Seconds for both kernels together, and for those that are close.
+# Seconds for both backends together, and for cases that are close.
 SECONDS, LONGER = 0.15, 1.0
 CLOSE = 0.9
 
@@ -73,7 +71,7 @@ class Case:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is dense attention, which runs on these kernels only where one is asked for, masked or dropped."""
+        """Whether it is dense attention, which runs on a backend only if one is named, or with mask or dropout."""
         short = self.is_causal and is_one_block(self.length, self.length)
         return short or self.method.is_exact(self.length, self.length)
 
@@ -214,10 +212,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     if smyrf.backends()["native"].startswith("not available"):
-        parser.error(f"the native kernel is {smyrf.backends()['native']}")
+        parser.error(f"the native backend is {smyrf.backends()['native']}")
     console = Console()
     config = {"minutes": given.minutes, "threads": given.threads, "seed": given.seed, "backends": smyrf.backends()}
-    command = shlex.join(["python", *sys.argv])
     rows: list[dict[str, Any]] = []
     seconds = 60 * given.minutes
     start = time.monotonic()
@@ -228,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 break
             rows.append(measure(case))
             if given.json is not None:
-                write(given.json, command, max(given.threads), config, rows)
+                write_results(given.json, rows, threads=max(given.threads), config=config)
             slower = sum(row["ratio"] > 1.0 for row in rows)
             progress.update(
                 task, completed=time.monotonic() - start, description=f"{len(rows)} cases, native slower in {slower}"

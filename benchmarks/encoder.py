@@ -9,8 +9,6 @@ every pass.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +23,8 @@ from transformers import AttentionInterface, BertConfig, BertModel
 
 import smyrf
 from smyrf.methods import Method
-from smyrf.tools.bench.results import write
-from smyrf.tools.bench.table import duration
+from smyrf.tools.results import write_results
+from smyrf.tools.tables import duration
 
 SDPA = "sdpa"
 VALUES = "no attention"
@@ -129,7 +127,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "transformers": transformers.__version__,
         "backends": smyrf.backends(),
     }
-    command = shlex.join(["python", *sys.argv])
     done: list[dict[str, Any]] = []
     names = [SDPA, *METHODS, VALUES]
     progress = Progress(
@@ -147,7 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     best[name] = min(best.get(name, found), found)
                     progress.advance(task)
                     if given.json is not None:
-                        write(given.json, command, given.threads, config, done + rows(length, given.layers, best))
+                        write_results(
+                            given.json, done + rows(length, given.layers, best), threads=given.threads, config=config
+                        )
             done += rows(length, given.layers, best)
     console.print(table(done, given.layers))
     if given.json is not None:

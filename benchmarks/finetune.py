@@ -2,7 +2,7 @@
 
     python benchmarks/finetune.py DATA OUTPUT [imdb|glue …] [--part 0/2]
 
-DATA holds folders of tasks (imdb/, glue/RTE/, …). Each run is a command of its own, printed before it is started;
+DATA holds folders of tasks (imdb/, glue/RTE/, …). Each run is a separate command, printed before it is started;
 what is finished is skipped, what was interrupted goes on. With --part i/n every n-th run is done, so that n processes
 share the work: on two cores two of one thread each.
 """

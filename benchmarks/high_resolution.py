@@ -3,10 +3,10 @@
     python benchmarks/high_resolution.py --threads 2 --json …
     python benchmarks/high_resolution.py --alone --threads 2 --json …
 
-The paper's faces: 96 channels, one class, attention behind the generator's last block: at 128×128 pixels 16,384 queries
+The paper's faces: 96 channels, one class, attention after the generator's last block: at 128×128 pixels 16,384 queries
 on 4,096 keys, at 256×256 four times as many of both. One image in a batch: what an image adds is what is compared.
-Each case runs in a process of its own: both networks, both optimizers, their first three steps; memory is what all of
-that needs at its peak, time that of the better of the last two. With --alone it is the attention block alone, forward
+Each case runs in a separate process: both networks, both optimizers, their first three steps; memory is what all of
+that needs at its peak, time that of the better of the last two. With --alone it is only the attention block, forward
 and backward: at 128×128 a step spends less on it than two runs of the same step differ. Results are kept after every
 case.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -37,9 +36,9 @@ from smyrf.experiments.biggan.pictures import load_pictures
 from smyrf.experiments.biggan.recipe import PRESETS
 from smyrf.experiments.biggan.train import Losses, Run
 from smyrf.methods import parse_method
-from smyrf.tools.bench.results import write
-from smyrf.tools.bench.subprocess_memory import peak_bytes
-from smyrf.tools.bench.table import duration
+from smyrf.tools.results import write_results
+from smyrf.tools.subprocess_memory import peak_bytes
+from smyrf.tools.tables import duration
 
 NONE = "none"
 CASES = {
@@ -116,7 +115,7 @@ def measure_alone(resolution: int, name: str, channels: int, threads: int) -> di
 
 
 def ask(resolution: int, name: str, channels: int, threads: int, alone: bool) -> dict[str, Any]:
-    """A measurement in a process of its own; what ends for want of memory has no figures."""
+    """A measurement in a separate process; without numbers if it runs out of memory."""
     request = json.dumps([resolution, name, channels, threads, alone])
     answer = subprocess.run([sys.executable, __file__, "--case", request], capture_output=True, text=True, check=False)
     if answer.returncode == KILLED or REFUSED in answer.stderr:
@@ -152,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--channels", type=int, default=96, help="fewer for a quick look")
     parser.add_argument("--resolutions", type=int, nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--alone", action="store_true", help="the attention block alone")
+    parser.add_argument("--alone", action="store_true", help="measure only the attention block")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path)
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -168,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append(ask(resolution, name, given.channels, given.threads, given.alone))
         if given.json is not None:
             config = {"channels": given.channels, "batch": 1, "steps": N_STEPS, "alone": given.alone}
-            write(given.json, shlex.join(["python", *sys.argv]), given.threads, config, rows)
+            write_results(given.json, rows, threads=given.threads, config=config)
     console.print(table(rows, given.channels, given.alone))
 
 

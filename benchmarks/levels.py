@@ -8,8 +8,6 @@ model itself runs on Tangent attention with a large budget, since dense attentio
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 from smyrf import Tangent, attention
 from smyrf.call import Call
 from smyrf.tools.analysis.error import relative_error
-from smyrf.tools.bench.results import write
 from smyrf.tools.encoders import encoder_attention
+from smyrf.tools.results import write_results
 
 N_HEADS, N_ROWS, LAYERS = 2, 512, (0, 1, 3)
 DENSE_UP_TO, MODEL_METHOD = 16384, Tangent(1024)
@@ -109,7 +107,7 @@ def main() -> None:
         console.print(table)
         if arguments.json is not None:
             config = {"heads": N_HEADS, "rows": N_ROWS, "layers": LAYERS}
-            write(arguments.json, shlex.join(["python", *sys.argv]), 1, config, rows)
+            write_results(arguments.json, rows, threads=1, config=config)
 
 
 if __name__ == "__main__":

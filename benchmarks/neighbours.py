@@ -7,7 +7,6 @@ have them), with dense attention and with others, and the agreement is that of d
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -18,11 +17,10 @@ from rich.progress import track
 from rich.table import Table
 
 import smyrf
-from smyrf.tools.bench.results import write
 from smyrf.tools.compare.drift import cosines, neighbour_agreement, valid_outputs
-from smyrf.tools.compare.inputs import load_inputs
 from smyrf.tools.compare.load_model import load_subject
-from smyrf.tools.encoders import minilm_path
+from smyrf.tools.encoders import MINILM
+from smyrf.tools.results import write_results
 
 LENGTH = 512
 METHODS = (smyrf.Tangent(0.25), smyrf.Tangent(0.25, levels=2), smyrf.Tangent(0.5), smyrf.Smyrf(8, 16))
@@ -38,19 +36,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     console = Console()
-    with console.status("loading"):
-        model, kind = load_subject(minilm_path(), "text")
-        inputs = load_inputs(
-            minilm_path(),
-            model,
-            kind,
-            arguments.text,
-            n_documents=arguments.documents,
-            length=LENGTH,
-            batch_size=8,
-            seed=0,
-        )
-
+    subject = load_subject(
+        MINILM, path=arguments.text, length=LENGTH, documents=arguments.documents, batch=8, console=console
+    )
+    model, inputs = subject.model, subject.inputs
     if any("attention_mask" in batch for batch in inputs.batches):
         sys.exit(f"{arguments.text} has fewer than {arguments.documents} documents of {LENGTH} tokens")
 
@@ -89,7 +78,7 @@ def main() -> None:
             "documents in a set": arguments.set,
             "length": LENGTH,
         }
-        write(arguments.json, shlex.join(["python", *sys.argv]), arguments.threads, config, rows)
+        write_results(arguments.json, rows, threads=arguments.threads, config=config)
 
 
 if __name__ == "__main__":

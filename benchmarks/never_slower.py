@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import shlex
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,8 +20,8 @@ from rich.progress import track
 from rich.table import Table
 
 import smyrf
-from smyrf.tools.bench.results import write
 from smyrf.tools.encoders import load_encoder, minilm_path
+from smyrf.tools.results import write_results
 from smyrf.tuning.timing import best_seconds
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -99,7 +97,7 @@ def main() -> None:
         rows.append(row)
         if arguments.json is not None:
             config = {"max_error": arguments.max_error}
-            write(arguments.json, shlex.join(["python", *sys.argv]), arguments.threads, config, rows)
+            write_results(arguments.json, rows, threads=arguments.threads, config=config)
     for which in ("tuned here", "tuned at 4096"):
         title = f"time of the model relative to dense, {which}, max_error={arguments.max_error} (layers replaced)"
         table = Table(title=title, title_justify="left")

@@ -10,8 +10,6 @@ Shapes: B heads, N positions, D width.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from torch import Tensor
 
 from smyrf import Dense, Smyrf, Tangent, attention
 from smyrf.tools.analysis.error import relative_error
-from smyrf.tools.bench.results import write
+from smyrf.tools.results import write_results
 
 BUDGET, LENGTH, N_HEADS, LAYER = 256, 2048, 4, 2
 
@@ -95,7 +93,7 @@ def main() -> None:
     Console().print(table)
     if arguments.json is not None:
         config = {"budget": BUDGET, "length": LENGTH, "heads": N_HEADS, "layer": LAYER}
-        write(arguments.json, shlex.join(["python", *sys.argv]), torch.get_num_threads(), config, rows)
+        write_results(arguments.json, rows, threads=torch.get_num_threads(), config=config)
 
 
 if __name__ == "__main__":

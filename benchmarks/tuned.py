@@ -7,8 +7,6 @@ that of its whole output, over all heads and documents.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 import time
 from pathlib import Path
 from statistics import fmean
@@ -20,8 +18,8 @@ from rich.table import Table
 import smyrf
 from smyrf.call import Call
 from smyrf.tools.analysis.error import output_errors
-from smyrf.tools.bench.results import write
 from smyrf.tools.encoders import minilm_attention
+from smyrf.tools.results import write_results
 
 N_TUNED, N_OTHERS, LENGTH = 4, 16, 512
 
@@ -49,7 +47,7 @@ def main() -> None:
     Console().print(table)
     if arguments.json is not None:
         config = {"tuned on": N_TUNED, "checked on": N_OTHERS, "length": LENGTH}
-        write(arguments.json, shlex.join(["python", *sys.argv]), 1, config, rows)
+        write_results(arguments.json, rows, threads=1, config=config)
 
 
 if __name__ == "__main__":

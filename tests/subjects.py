@@ -2,7 +2,6 @@
 
 import pytest
 
-from smyrf.tools.compare.inputs import load_inputs
 from smyrf.tools.compare.load_model import load_subject
 
 transformers = pytest.importorskip("transformers")
@@ -123,8 +122,5 @@ MODELS = {
 
 
 def loaded(folder, kind=None, source=None, n_documents=3, length=None, batch_size=2):
-    model, kind = load_subject(str(folder), kind)
-    inputs = load_inputs(
-        str(folder), model, kind, source, n_documents=n_documents, length=length, batch_size=batch_size, seed=0
-    )
-    return model, inputs
+    subject = load_subject(str(folder), kind=kind, path=source, documents=n_documents, length=length, batch=batch_size)
+    return subject.model, subject.inputs

@@ -18,7 +18,7 @@ MAX_SCORES = 1 << 26
 
 
 def oracle_top_k(n_top: int) -> Peer:
-    """Softmax over the `n_top` largest scores alone."""
+    """Softmax over only the `n_top` largest scores."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, scale: float, seed: int) -> Tensor:
         step = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * k.shape[2]))

@@ -52,7 +52,7 @@ def routing(n_centroids: int, n_chosen: int, n_keys: int, n_queries: int) -> Pee
 
 
 def _visits_of_centroids(n_centroids: int, n_keys: int, n_queries: int) -> float:
-    """Scores of all queries and all keys with all centroids, per query; a score alone is half a visit."""
+    """Scores of all queries and all keys with all centroids, per query; a score without values is half a visit."""
     return n_centroids * (n_queries + n_keys) / (2 * n_queries)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from smyrf.experiments.biggan import cli as biggan
+from smyrf.experiments.biggan import cli_inspect  # noqa: F401, registers its commands on `inspect.app`
 from smyrf.experiments.nlp import cli as finetune
 from smyrf.tools.cli import bench, compare, demo, inspect, report, tune
 

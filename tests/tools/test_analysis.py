@@ -69,20 +69,15 @@ def test_hashing_matters_more_than_the_transform_on_a_pretrained_model(minilm):
         assert abs(ours - mean(transform=transform)) < 0.03
 
 
-def test_demo_table_and_plot(minilm, tmp_path, monkeypatch):
-    from rich.console import Console
-
+def test_demo_table_and_plot(minilm, shown, console, tmp_path, monkeypatch):
     from smyrf.tools import demo
 
     monkeypatch.setattr(
         demo, "METHODS", (Smyrf(2, 64), Smyrf(4, 32), Smyrf(4, 64, deduplicate=True), Tangent(128, levels=1))
     )
-    with open("/dev/null", "w") as nowhere:
-        console = Console(file=nowhere, record=True, width=100)
-        rows = demo.error_rows(minilm[:1], console)
-        console.print(demo.error_table(rows))
+    rows = demo.error_rows(minilm[:1], console)
     assert [row["memory_share"] for row in rows] == [0.25, 0.25, 0.5, 0.25]
-    text = console.export_text()
+    text = shown(demo.error_table(rows), width=100)
     best = min(rows[:2], key=lambda row: row["error"])
     assert best["label"] in text
     assert "Tangent 128, one level" in text

@@ -1,6 +1,5 @@
 import itertools
 import json
-import time
 
 import pytest
 import torch
@@ -8,13 +7,13 @@ import torch
 import smyrf
 from benchmarks import crossover
 from smyrf import Smyrf, Tangent
-from smyrf.tools.bench import peak_memory as peak
-from smyrf.tools.bench import plots, results, run, table, timing
-from smyrf.tools.bench import roofline as gemm
-from smyrf.tools.bench import subprocess_memory as fresh
-from smyrf.tools.bench.cases import PRESETS, Plan, Problem
-from smyrf.tools.bench.contenders import contender, eager_smyrf, needed_bytes
-from smyrf.tools.bench.results import Measurement
+from smyrf.backends import best_backend
+from smyrf.tools import subprocess_memory
+from smyrf.tools.bench import measurement, peak_memory, plot, roofline, run, table
+from smyrf.tools.bench.baselines import attention_function, eager_smyrf, needed_bytes
+from smyrf.tools.bench.measurement import Measurement
+from smyrf.tools.bench.problems import PRESETS, Problem, Suite
+from smyrf.tools.results import command_line, write_results
 
 PROBLEM = Problem(batch=1, heads=2, length=256, width=16, dtype="float32", backward=False)
 
@@ -26,7 +25,7 @@ def test_presets_are_the_papers_experiments():
     assert all(batch * n == 65536 for batch, n in PRESETS["fixed-tokens"].shapes)
 
 
-def test_the_preset_of_the_native_kernel_has_all_powers_of_two():
+def test_the_native_preset_has_all_powers_of_two():
     assert PRESETS["native"].shapes == tuple((1, 2**i) for i in range(7, 17))
     assert PRESETS["native"].methods == (Smyrf(4, 64),)
 
@@ -38,83 +37,36 @@ def test_inputs_are_the_same_for_everyone():
 def test_the_eager_formulation_is_the_same_method():
     """One cluster is dense; several give an error like ours."""
     q, k, v = PROBLEM.inputs()
-    dense = contender("sdpa", None)(q, k, v)
+    dense = attention_function("sdpa", None)(q, k, v)
     torch.testing.assert_close(eager_smyrf(q, k, v, Smyrf(3, 256)), dense, atol=1e-5, rtol=1e-5)
     method = Smyrf(8, 32)
     theirs = (eager_smyrf(q, k, v, method) - dense).norm()
-    ours = (contender("smyrf", method)(q, k, v) - dense).norm()
+    ours = (attention_function("smyrf", method)(q, k, v) - dense).norm()
     assert 0.8 < float(theirs / ours) < 1.25
 
 
 @pytest.mark.parametrize("name", ["smyrf", "eager smyrf", "sdpa", "eager dense"])
 def test_every_contender_can_be_differentiated(name):
     problem = Problem(1, 2, 128, 8, "float32", backward=True)
-    timing.once(contender(name, Smyrf(2, 32)), problem)()
-
-
-def test_the_best_of_several_times_counts_and_slow_calls_run_once(monkeypatch):
-    monkeypatch.setattr(timing, "SLOW_SECONDS", 0.05)
-    counts = {"fast": 0, "slow": 0}
-
-    def call(name, duration):
-        def run():
-            counts[name] += 1
-            time.sleep(duration * (3 if counts[name] == 1 else 1))
-
-        return run
-
-    best = dict(timing.seconds({"fast": call("fast", 0.001), "slow": call("slow", 0.03)}, budget=0.05))
-    assert 0.001 <= best["fast"] < 0.003
-    assert counts["fast"] > 3
-    assert counts["slow"] == 1
-
-
-def test_set_up_of_the_first_call_costs_no_contender_its_turns():
-    counts = {"first": 0}
-
-    def first():
-        counts["first"] += 1
-        time.sleep(0.1 if counts["first"] == 1 else 0.001)
-
-    best = dict(timing.seconds({"first": first}, budget=0.05))
-    assert best["first"] < 0.05
-
-
-def test_short_calls_are_made_more_often_in_a_turn_than_long_ones(monkeypatch):
-    now = 0.0
-    made = []
-
-    def call(name, duration):
-        def run():
-            nonlocal now
-            now += duration
-            made.append(name)
-
-        return run
-
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
-    list(timing.seconds({"short": call("short", 1e-4), "long": call("long", 0.125)}, budget=1.0))
-    turns = [len(list(turn)) for name, turn in itertools.groupby(made) if name == "long"]
-    assert turns == [1, 2, 2, 2, 2]  # each but the first with a warm-up
-    assert made.count("short") > 9000
+    problem.bind(attention_function(name, Smyrf(2, 32)))()
 
 
 def test_peak_memory_is_that_of_the_call_alone():
-    if fresh.can_measure():
-        pytest.skip(fresh.can_measure())
+    if subprocess_memory.can_measure():
+        pytest.skip(subprocess_memory.can_measure())
     matrix = 2 * 2048 * 2048 * 4  # scores of two heads
     problem = Problem(1, 2, 2048, 16, "float32", backward=False)
-    dense = peak.extra_bytes("eager dense", problem, None, 1, None)
+    dense = peak_memory.extra_bytes("eager dense", problem, None, 1, None)
     assert matrix < dense < 4 * matrix
-    assert peak.extra_bytes("sdpa", problem, None, 1, None) < matrix / 8
-    assert peak.extra_bytes("tangent", problem, Tangent(128), 1, None) < matrix
+    assert peak_memory.extra_bytes("sdpa", problem, None, 1, None) < matrix / 8
+    assert peak_memory.extra_bytes("tangent", problem, Tangent(128), 1, None) < matrix
 
 
 def test_a_process_that_fails_says_why():
     broken = Smyrf()
     object.__setattr__(broken, "n_hashes", 0)
     with pytest.raises(RuntimeError, match="memory of smyrf at length 64 failed: ValueError: smyrf: n_hashes=0"):
-        peak.extra_bytes("smyrf", Problem(1, 1, 64, 4, "float32", False), broken, 1, None)
+        peak_memory.extra_bytes("smyrf", Problem(1, 1, 64, 4, "float32", False), broken, 1, None)
 
 
 def test_what_does_not_fit_is_skipped_with_a_reason(monkeypatch):
@@ -144,11 +96,11 @@ def measurements():
 
 def test_ratios_are_within_one_problem(measurements):
     ours = measurements[0]
-    assert results.speedup(measurements, ours) == 2.0
-    assert results.speedup(measurements, ours, "eager smyrf") == 4.0
-    assert results.memory_ratio(measurements, ours) == 3.0
-    assert results.speedup(measurements, measurements[3]) is None
-    assert results.speedup(measurements[1:2], measurements[1]) is None
+    assert measurement.speedup(measurements, ours) == 2.0
+    assert measurement.speedup(measurements, ours, "eager smyrf") == 4.0
+    assert measurement.memory_ratio(measurements, ours) == 3.0
+    assert measurement.speedup(measurements, measurements[3]) is None
+    assert measurement.speedup(measurements[1:2], measurements[1]) is None
 
 
 def test_the_bound_counts_two_products_forward_and_seven_in_all(measurements):
@@ -156,74 +108,83 @@ def test_the_bound_counts_two_products_forward_and_seven_in_all(measurements):
     problem = Problem(batch=3, heads=5, length=700, width=11, dtype="float64", backward=False)
     visits = 4 * 64  # 11 clusters of 64 keys at most
     forward = 2 * 3 * 5 * 700 * visits * (11 + 11)
-    assert gemm.flops(problem, Smyrf(4, 64)) == forward
+    assert roofline.flops(problem, Smyrf(4, 64)) == forward
     both = Problem(**{**problem.__dict__, "backward": True})
-    assert gemm.flops(both, Smyrf(4, 64)) == 3.5 * forward
+    assert roofline.flops(both, Smyrf(4, 64)) == 3.5 * forward
     tangent = Tangent(100)
-    assert gemm.flops(problem, tangent) == forward / visits * tangent.key_visits(700)
+    assert roofline.flops(problem, tangent) == forward / visits * tangent.key_visits(700)
     one = Measurement(problem, "smyrf", Smyrf(4, 64), seconds=3 * forward / 100e9, gemm_gflops=100.0)
     assert one.times_gemm_bound == pytest.approx(3.0)
 
 
 def test_baselines_and_half_precision_have_no_bound():
-    assert gemm.products("bfloat16") == gemm.products("float16") == {}
-    assert gemm.gflops({"sdpa": 1.0}) is None
+    assert roofline.products("bfloat16") == roofline.products("float16") == {}
+    assert roofline.gflops({"sdpa": 1.0}) is None
     for name, method, rate in (("smyrf", Smyrf(), None), ("eager smyrf", Smyrf(), 100.0), ("sdpa", None, 100.0)):
         assert Measurement(PROBLEM, name, method, 0.5, gemm_gflops=rate).times_gemm_bound is None
     assert Measurement(PROBLEM, "smyrf", Smyrf(), gemm_gflops=100.0).times_gemm_bound is None
 
 
 def test_the_rate_is_that_of_the_fastest_product(monkeypatch):
-    monkeypatch.setattr(gemm, "SIZES", (8, 16))
-    calls = gemm.products("float32")
+    monkeypatch.setattr(roofline, "SIZES", (8, 16))
+    calls = roofline.products("float32")
     for call in calls.values():
         call()
-    assert gemm.gflops(dict(zip(calls, (1.0, 2.0), strict=True))) == 2 * 16**3 / 2.0 / 1e9
+    assert roofline.gflops(dict(zip(calls, (1.0, 2.0), strict=True))) == 2 * 16**3 / 2.0 / 1e9
 
 
-def test_kernels_are_compared_within_one_method_and_problem():
+def test_backends_are_compared_within_one_method_and_problem():
     found = [
         Measurement(PROBLEM, "smyrf", Smyrf(4, 64), 0.5, backend="native"),
         Measurement(PROBLEM, "smyrf", Smyrf(8, 64), 9.0, backend="torch"),
         Measurement(PROBLEM, "smyrf", Smyrf(4, 64), 2.0, backend="torch"),
         Measurement(PROBLEM, "sdpa", None, 1.0),
     ]
-    assert [results.speedup_over_backend(found, one) for one in found] == [4.0, None, None, None]
+    assert [measurement.speedup_over_backend(found, one) for one in found] == [4.0, None, None, None]
 
 
-def test_a_result_file_can_be_repeated(measurements, tmp_path):
+def test_a_result_file_can_be_repeated(measurements, tmp_path, monkeypatch):
     path = tmp_path / "new" / "out.json"
-    results.save(path, "smyrf bench --preset batch1", 2, {"memory": True}, measurements)
+    monkeypatch.setattr("sys.argv", ["/usr/bin/smyrf", "bench", "--preset", "batch1"])
+    write_results(path, measurement.rows(measurements), threads=2, config={"memory": True})
     data = json.loads(path.read_text())
     assert data["command"] == "smyrf bench --preset batch1"
     assert data["threads"] == 2
-    assert {"cpu", "torch", "numpy", "python", "smyrf", "commit"} <= set(data["machine"])
+    assert {"cpu", "torch", "numpy", "python", "smyrf", "commit", "backend"} <= set(data["machine"])
     assert data["results"][0]["speedup_over_sdpa"] == 2.0
     assert data["results"][0]["method"]["n_hashes"] == 4
     assert data["results"][3]["skipped"] == "needs 69 GB"
-    assert {"backend", "gemm_gflops", "times_gemm_bound", "speedup_over_torch_backend"} <= set(data["results"][0])
+    assert {"gemm_gflops", "times_gemm_bound", "speedup_over_torch_backend"} <= set(data["results"][0])
     assert not list(path.parent.glob("*.tmp"))
 
 
-def shown(found, width=80):
-    from rich.console import Console
+def test_a_row_names_the_backend_that_ran_it():
+    default = best_backend(torch.device("cpu"))
+    found = [
+        Measurement(PROBLEM, "smyrf", Smyrf(4, 64), backend="reference"),
+        Measurement(PROBLEM, "smyrf", Smyrf(4, 64)),
+        Measurement(PROBLEM, "eager smyrf", Smyrf(4, 64)),
+    ]
+    assert [row["backend"] for row in measurement.rows(found)] == ["reference", default, None]
 
-    with open("/dev/null", "w") as nowhere:
-        console = Console(width=width, record=True, file=nowhere)
-        console.print(found)
-    return console.export_text()
+
+def test_the_command_of_a_script_names_the_script(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["benchmarks/levels.py", "--json", "a b.json"])
+    assert command_line() == "python benchmarks/levels.py --json 'a b.json'"
+    monkeypatch.setattr("sys.argv", ["/src/smyrf/__main__.py", "tune"])
+    assert command_line() == "smyrf tune"
 
 
-def test_tables_show_one_direction(measurements):
+def test_tables_show_one_direction(shown, measurements):
     text = shown(table.table(measurements, "title", backward=False))
-    assert "smyrf 4×64" in text
+    assert "Smyrf 4×64" in text
     assert "needs 69 GB" in text
     assert "2.0" in text
     assert "backward" not in text
-    assert "GEMM" not in text  # nothing to say
+    assert "GEMM" not in text  # an empty column
 
 
-def test_a_table_with_every_column_fits_into_80_characters():
+def test_a_table_with_every_column_fits_into_80_characters(shown):
     problem = Problem(1, 4, 65536, 64, "float32", True)
     found = [
         Measurement(problem, "smyrf", Smyrf(4, 64), 0.3, 130_000_000, backend="native", gemm_gflops=150.0),
@@ -237,7 +198,7 @@ def test_a_table_with_every_column_fits_into_80_characters():
     assert rows == [
         [
             "65,536",
-            "smyrf",
+            "Smyrf",
             "4×64",
             "·",
             "native",
@@ -257,34 +218,31 @@ def test_a_table_with_every_column_fits_into_80_characters():
 
 
 def test_plots_are_written_as_png_and_svg(measurements, tmp_path):
-    written = plots.plot(measurements, tmp_path / "plots" / "out", "title")
+    written = plot.plot(measurements, tmp_path / "plots" / "out", "title")
     assert [file.suffix for file in written] == [".png", ".svg"]
     assert written[0].read_bytes().startswith(b"\x89PNG")
     assert "<svg" in written[1].read_text()
 
 
-def test_a_whole_run_measures_everything(monkeypatch):
-    from rich.console import Console
-
+def test_a_whole_run_measures_everything(console, monkeypatch):
+    monkeypatch.setattr(roofline, "SIZES", (8, 16))
     monkeypatch.setattr(run, "TIMING_SECONDS", 0.02)
-    plan = Plan(problems=(PROBLEM,), methods=(Smyrf(2, 32), Smyrf(4, 32)))
-    with open("/dev/null", "w") as nowhere:
-        kept = []
-        found = run.run(plan, threads=1, memory=False, console=Console(file=nowhere), keep=kept.append)
+    suite = Suite(problems=(PROBLEM,), methods=(Smyrf(2, 32), Smyrf(4, 32)))
+    kept = []
+    found = run.run(suite, threads=1, memory=False, console=console, keep=kept.append)
     assert kept == [found]  # saved after its only problem
-    assert [one.label for one in found] == ["smyrf 2×32", "smyrf 4×32", "eager smyrf 2×32", "sdpa", "eager dense"]
+    assert [one.label for one in found] == ["Smyrf 2×32", "Smyrf 4×32", "eager smyrf 2×32", "sdpa", "eager dense"]
     assert all(one.seconds > 0 for one in found)
 
 
-def test_kernels_run_side_by_side_and_baselines_can_be_left_out(monkeypatch):
-    from rich.console import Console
-
-    monkeypatch.setattr(gemm, "SIZES", (8, 16))
+def test_backends_run_side_by_side_and_baselines_can_be_left_out(console, monkeypatch):
+    monkeypatch.setattr(roofline, "SIZES", (8, 16))
     monkeypatch.setattr(run, "TIMING_SECONDS", 0.02)
-    plan = Plan((PROBLEM,), (Smyrf(2, 32), Tangent(32)), ("reference", "torch"), without=("eager dense", "eager smyrf"))
-    with open("/dev/null", "w") as nowhere:
-        found = run.run(plan, threads=1, memory=False, console=Console(file=nowhere), keep=lambda measurements: None)
-    ours = ["smyrf 2×32 · reference", "smyrf 2×32 · torch", "tangent 32 · reference", "tangent 32 · torch"]
+    suite = Suite(
+        (PROBLEM,), (Smyrf(2, 32), Tangent(32)), ("reference", "torch"), without=("eager dense", "eager smyrf")
+    )
+    found = run.run(suite, threads=1, memory=False, console=console, keep=lambda measurements: None)
+    ours = ["Smyrf 2×32 · reference", "Smyrf 2×32 · torch", "Tangent 32 · reference", "Tangent 32 · torch"]
     assert [one.label for one in found] == [*ours, "sdpa"]
     assert all(one.seconds > 0 for one in found)
     assert len({one.gemm_gflops for one in found}) == 1
@@ -401,7 +359,7 @@ def test_the_crossover_script_keeps_every_case(tmp_path, monkeypatch, capsys):
     assert "worst from 128 tokens on" in capsys.readouterr().out
 
 
-def test_crossover_tables_put_the_worst_first():
+def test_crossover_tables_put_the_worst_first(shown):
     base = {**crossover.Case(128).__dict__, "exact": False, "torch_seconds": 1.0}
     rows = [{**base, "length": n, "native_seconds": r, "ratio": r} for n, r in ((128, 0.5), (200, 1.5), (4096, 0.25))]
     lines = [line for line in shown(crossover.worst(rows, 2)).splitlines() if "smyrf 64" in line]

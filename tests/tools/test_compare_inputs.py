@@ -12,7 +12,7 @@ import torch
 from smyrf import Tangent
 from smyrf.tools.compare.images import read_images, sample_images
 from smyrf.tools.compare.input_files import InputError
-from smyrf.tools.compare.load_model import load_subject
+from smyrf.tools.compare.load_model import load_reader
 from smyrf.tools.compare.run import Comparison, valid_tokens
 from smyrf.tools.compare.sounds import read_sound, resample
 from smyrf.tools.compare.texts import choose_documents, read_documents
@@ -232,7 +232,7 @@ def test_sounds_of_different_lengths_are_padded_and_masked(saved, tmp_path):
 def test_the_encoder_of_whisper_hears_a_sample(saved):
     model, inputs = loaded(saved("whisper"), n_documents=1)
     assert type(model).__name__ == "WhisperEncoder"
-    assert inputs.says == "1 sound made, not recorded"
+    assert inputs.says == "1 sound synthesised"
     assert Comparison(model, inputs.batches).n_keys == 1500
 
 
@@ -240,12 +240,12 @@ def test_the_encoder_of_whisper_hears_a_sample(saved):
 
 
 def test_of_two_towers_the_one_is_taken_that_reads_the_inputs(saved, tmp_path):
-    model, kind = load_subject(str(saved("siglip")), None)
+    model, kind = load_reader(str(saved("siglip")), None)
     assert (type(model).__name__, kind) == ("SiglipTextModel", "text")
-    model, kind = load_subject(str(saved("siglip")), "images")
+    model, kind = load_reader(str(saved("siglip")), "images")
     assert (type(model).__name__, kind) == ("SiglipVisionModel", "images")
     with pytest.raises(InputError, match="SiglipModel reads text, not audio"):
-        load_subject(str(saved("siglip")), "audio")
+        load_reader(str(saved("siglip")), "audio")
 
 
 def test_of_an_encoder_decoder_the_encoder_is_compared(saved):

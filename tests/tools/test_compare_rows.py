@@ -1,15 +1,15 @@
 """The rows of a comparison: what is compared, drift by hand, costs, times, and what is remarked about them."""
 
-import types
-
 import pytest
 import torch
 
 from smyrf import Dense, Smyrf, Tangent
-from smyrf.tools.bench import subprocess_memory as fresh
+from smyrf.tools import subprocess_memory
 from smyrf.tools.compare import command, memory, run
 from smyrf.tools.compare.contenders import Tuned, default_contenders, parse_contender, without_dense
 from smyrf.tools.compare.drift import Outputs, drift, valid_outputs
+from smyrf.tools.compare.inputs import Inputs
+from smyrf.tools.compare.load_model import Subject
 from smyrf.tools.compare.run import Comparison
 from smyrf.tools.compare.table import remarks
 from subjects import WORDS, loaded
@@ -178,14 +178,15 @@ def test_tuned_knows_the_layers_from_other_attention_of_the_model(saved):
 def test_remarks_that_hold_for_all_rows_are_said_once(bert):
     _, dense = bert
     rows = [dense] + [
-        run.Row(one, dense.drift, dense.cost, {"a": one}, {"its window is short": 1}) for one in (Tangent(0.5), Smyrf())
+        run.ModelRow(one, dense.drift, dense.cost, {"a": one}, {"its window is short": 1})
+        for one in (Tangent(0.5), Smyrf())
     ]
     assert remarks(rows) == ["1 of 2 layers stay dense: its window is short"]
 
 
 def test_peak_memory_is_measured_in_a_process_of_its_own(saved):
-    if fresh.can_measure():
-        pytest.skip(fresh.can_measure())
+    if subprocess_memory.can_measure():
+        pytest.skip(subprocess_memory.can_measure())
     batch = {"input_ids": torch.randint(len(WORDS), (1, 600))}
     name = str(saved("bert"))
     methods = {"encoder.layer.0.attention.self": Tangent(0.5)}
@@ -199,6 +200,6 @@ def test_a_process_that_fails_leaves_a_remark(bert, monkeypatch):
         raise RuntimeError("measuring the memory of Dense failed: killed")
 
     monkeypatch.setattr(command, "extra_bytes", fail)
-    prepared = command.Prepared("", "text", None, types.SimpleNamespace(first=lambda n: {}), comparison)
-    row = command._with_memory(prepared, dense, dense, 1)
+    subject = Subject("", "text", None, comparison.model, Inputs(({},), 1, ""))
+    row = command._with_memory(subject, dense, dense, 1)
     assert remarks([row]) == ["Dense: measuring the memory of Dense failed: killed"]

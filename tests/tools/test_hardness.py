@@ -1,17 +1,15 @@
 """Which heads are hard and why, and how heads and methods are put together for tables."""
 
-import io
 from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
 
 from smyrf import Dense, Smyrf, Tangent
 from smyrf.call import Call
 from smyrf.tools.analysis.hardness import MEASURES, hardness, spearman
 from smyrf.tools.analysis.inspection import inspect_heads
-from smyrf.tools.inspect.layers import Row, by_family
+from smyrf.tools.inspect.layers import HeadSet, by_family
 from smyrf.tools.inspect.table import map_table
 
 
@@ -40,7 +38,7 @@ def test_what_makes_heads_hard_is_found():
     assert any(
         "its scores differ much between queries" in reason for reason in found.hard[0].reasons + found.hard[1].reasons
     )
-    assert "over 16 heads the error goes with" in found.summary
+    assert "over 16 heads the error correlates with" in found.summary
     assert found.as_dict()["method"] == {"kind": "tangent", **found.as_dict()["method"]}
     assert [one.measure for one in found.correlations] == sorted(by_name, key=lambda name: -abs(by_name[name].rho))
     assert len({measure.name for measure in MEASURES}) == len(MEASURES)
@@ -55,12 +53,11 @@ def test_methods_of_a_family_are_left_out_where_they_are_exact_and_nowhere_else(
     assert by_family(heads) == {"Smyrf": [2, 0]}
 
 
-def test_a_caption_is_whole_at_eighty_columns():
+def test_a_caption_is_whole_at_eighty_columns(shown):
     x = torch.randn(1, 2, 40, 8)
-    every = Row("all", tuple(inspect_heads([Call(x, x, x, 0.4)], [])))
-    console = Console(width=80, file=io.StringIO())
-    console.print(map_table([], every, "maps"))
-    assert "alike: 1 where all queries attend to the same keys" in " ".join(console.file.getvalue().split())
+    every = HeadSet("all", tuple(inspect_heads([Call(x, x, x, 0.4)], [])))
+    text = shown(map_table([], every, "maps"))
+    assert "alike: 1 if all queries attend to the same keys" in " ".join(text.split())
 
 
 def test_few_heads_or_no_relation_are_admitted():
@@ -74,7 +71,7 @@ def test_few_heads_or_no_relation_are_admitted():
     errors = [0.5, 0.3, 0.9, 0.1, 0.7, 0.2, 0.8, 0.4, 0.6, 0.0]
     heads = [replace(h, outcomes=(replace(h.outcomes[0], error=e),)) for h, e in zip(heads, errors, strict=True)]
     none = hardness(heads, 0)
-    assert none.summary == "no measure goes with the error over the 10 heads"
+    assert none.summary == "no measure correlates with the error over the 10 heads"
     assert [(one.head, one.error, one.reasons) for one in none.hard] == [(2, 0.9, ())]
     with pytest.raises(ValueError, match="heads must hold at least one head"):
         hardness([], 0)

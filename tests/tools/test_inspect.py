@@ -8,16 +8,16 @@ import torch
 
 from smyrf import Dense, PerHead, Smyrf, Tangent, attention
 from smyrf.call import Call
+from smyrf.tools import subprocess_memory
 from smyrf.tools.analysis import maps, spectrum
 from smyrf.tools.analysis.approximate_map import approximate_rows
 from smyrf.tools.analysis.cluster_sizes import balance
-from smyrf.tools.analysis.head_profile import CharacterSums, query_spread
+from smyrf.tools.analysis.head_profile import ProfileSums, query_spread
 from smyrf.tools.analysis.inspection import inspect_heads
 from smyrf.tools.analysis.maps import map_blocks
 from smyrf.tools.analysis.sparsity import entropy, share_below, share_below_uniform
 from smyrf.tools.analysis.spectrum import spectrum as find_spectrum
-from smyrf.tools.analysis.visited_keys import Reach, best_mass, captured_mass
-from smyrf.tools.bench import subprocess_memory as fresh
+from smyrf.tools.analysis.visited_keys import VisitedKeys, best_mass, captured_mass
 
 N, M, D, E = 331, 307, 7, 5
 KINDS = ("plain", "masked", "causal", "causal and masked", "wide", "grouped")
@@ -56,7 +56,7 @@ def whole_map(head):
 def met_pairs(head, method, seed):
     """Who meets whom, group by group."""
     met = torch.zeros(head.n_queries, head.n_keys, dtype=torch.bool)
-    for groups in Reach(head, method, seed).lists:
+    for groups in VisitedKeys(head, method, seed).lists:
         for queries, keys in zip(groups.queries[0].long(), groups.keys[0].long(), strict=True):
             for place, query in enumerate(queries.tolist() if groups.causal else []):
                 its = keys[: place + 1]
@@ -120,7 +120,7 @@ def test_uniform_attention_has_nothing_below_the_uniform_weight():
 def test_reach_and_captured_mass_are_those_of_the_groups(kind, method):
     head = make(kind).head(1, 0)
     wanted, _ = whole_map(head)
-    reach, met = Reach(head, method, 5), met_pairs(head, method, 5)
+    reach, met = VisitedKeys(head, method, 5), met_pairs(head, method, 5)
     rows = torch.arange(2, head.n_queries, 3)
     assert torch.equal(reach.keys(rows), met[rows])
     (block,) = map_blocks(head, rows)
@@ -144,7 +144,7 @@ def test_the_approximate_map_gives_the_methods_output(kind, method):
     head = make(kind).head(0, 1)
     found = torch.cat(list(approximate_rows(head, method, seed=3)))
     v = head.v[0, 0] if head.key_mask is None else head.v[0, 0].masked_fill(~head.key_mask[0][:, None], 0.0)
-    torch.testing.assert_close(found @ v, Reach(head, method, 3).output, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(found @ v, VisitedKeys(head, method, 3).output, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(found.sum(1), torch.ones(head.n_queries), atol=1e-4, rtol=0)
     some = torch.tensor([7, 3, 50, 51, 52, 53, 60])
     torch.testing.assert_close(torch.cat(list(approximate_rows(head, method, some, seed=3))), found[some])
@@ -152,12 +152,12 @@ def test_the_approximate_map_gives_the_methods_output(kind, method):
 
 def test_balance_counts_clusters_and_visits():
     x = torch.randn(1, 1, 64, 8)
-    found = balance(Reach(Call(x, x, x, 0.3), Smyrf(4, 16), 0).lists, 64, 0.25)
+    found = balance(VisitedKeys(Call(x, x, x, 0.3), Smyrf(4, 16), 0).lists, 64, 0.25)
     assert (found.n_clusters, found.fewest_queries, found.most_queries) == (4, 16, 16)
     assert (found.fewest_keys, found.most_keys) == (16, 16)
     assert (found.reached_keys, found.busiest_key) == (1.0, 0.25)
     mask = torch.arange(64)[None] < 9
-    found = balance(Reach(Call(x, x, x, 0.3, mask), Smyrf(1, 16), 0).lists, 64, 1.0)
+    found = balance(VisitedKeys(Call(x, x, x, 0.3, mask), Smyrf(1, 16), 0).lists, 64, 1.0)
     assert (found.most_keys, found.reached_keys, found.busiest_key) == (9, 9 / 64, 1.0)
 
 
@@ -254,12 +254,12 @@ def test_ranks_of_maps_that_are_known():
 def test_character_is_that_of_the_map():
     head = make("masked").head(0, 2)
     wanted = whole_map(head)[0]
-    sums = CharacterSums(head)
+    sums = ProfileSums(head)
     rows = head.read_rows()
     output = torch.cat([sums.add(block) for block in map_blocks(head, rows)]).double()
     a, v = wanted[rows], head.v[0, 0].double()
     torch.testing.assert_close(output, a @ v, atol=1e-5, rtol=1e-4)
-    found = sums.character()
+    found = sums.profile()
     assert found.heaviest_key == pytest.approx(float(a.mean(0).max()), rel=1e-4)
     assert found.alike == pytest.approx(float(len(a) * a.mean(0).square().sum() / a.square().sum()), rel=1e-4)
     mean = v[head.key_mask[0]].mean(0)
@@ -313,7 +313,7 @@ def test_a_head_is_inspected_over_all_documents(kind):
     assert one.entropy == pytest.approx(entropies / rows, rel=1e-4)
     assert one.entropy_share == pytest.approx(shares / rows, rel=1e-4)
     assert (one.below_small, one.below_uniform) == pytest.approx((small / rows, uniform / rows), abs=1e-3)
-    assert one.character.output_square == pytest.approx(squares, rel=1e-4)
+    assert one.profile.output_square == pytest.approx(squares, rel=1e-4)
     assert [o.error for o in one.outcomes] == pytest.approx([(e / squares) ** 0.5 for e in errors], rel=1e-3, abs=1e-5)
     assert [o.captured for o in one.outcomes] == pytest.approx([c / rows for c in captured], rel=1e-4)
     assert [o.distinct_keys for o in one.outcomes] == pytest.approx([d / rows for d in distinct])
@@ -342,7 +342,7 @@ def test_half_precision_and_a_document_without_keys_are_fine():
     mask = torch.ones(2, 40, dtype=torch.bool)
     mask[1] = False
     (one,) = inspect_heads([Call(x, x, x, 0.3, mask)], [Smyrf(2, 8), Tangent(20)])
-    numbers = [one.entropy, one.below_small, one.character.query_spread, one.character.alike, one.outcomes[0].error]
+    numbers = [one.entropy, one.below_small, one.profile.query_spread, one.profile.alike, one.outcomes[0].error]
     assert all(math.isfinite(number) for number in numbers)
 
 
@@ -357,7 +357,7 @@ def test_arguments_are_refused_before_any_work():
         inspect_heads([call], [PerHead((Dense(), Dense()))])
     with pytest.raises(TypeError, match="must be a Smyrf"):
         inspect_heads([call], ["smyrf"])
-    with pytest.raises(ValueError, match="only dense attention can do any of them: a bias"):
+    with pytest.raises(ValueError, match="only dense attention can serve any of them: a bias"):
         inspect_heads([replace(call, only_dense="a bias")], [])
     with pytest.raises(ValueError, match=r"q \(1, 2, 9, 4\) and k \(1, 2, 9, 4\): take one with Call.head"):
         find_spectrum(call)
@@ -366,11 +366,13 @@ def test_arguments_are_refused_before_any_work():
         list(inspect_heads([call], []))
 
 
-def test_sixteen_thousand_tokens_need_no_map(monkeypatch):
-    if fresh.can_measure():
-        pytest.skip(fresh.can_measure())
+def test_a_long_text_needs_no_map(monkeypatch):
+    if subprocess_memory.can_measure():
+        pytest.skip(subprocess_memory.can_measure())
     monkeypatch.setattr(spectrum, "BLOCK_SIZE", 8)
-    n = 16384
+    monkeypatch.setattr(spectrum, "MAX_PASSES", 3)
+    monkeypatch.setattr(maps, "BLOCK_ELEMENTS", 1 << 18)
+    n = 8192
     q, k, v = torch.randn(3, 1, 1, n, 8).unbind()
 
     def look():
@@ -378,4 +380,4 @@ def test_sixteen_thousand_tokens_need_no_map(monkeypatch):
         (one,) = inspect_heads([Call(q, k, v, 0.35)], methods, rows=100, n_values=8)
         assert len(one.spectrum.values) == 8
 
-    assert fresh.peak_bytes(look) < n * n  # a byte for each weight; the map has four, or eight
+    assert subprocess_memory.peak_bytes(look) < n * n  # a byte for each weight; the map has four, or eight

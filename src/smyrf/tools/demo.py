@@ -1,7 +1,6 @@
-"""`smyrf demo`: a real pretrained encoder with other attention against itself, as a whole and layer by layer.
+"""`smyrf demo`: a pretrained encoder with other attention against itself, as a whole and layer by layer.
 
-The encoder is all-MiniLM-L6-v2 as a Python package carries it, the text is Python's own documentation:
-both are there without a download from a hub.
+The encoder is all-MiniLM-L6-v2 from a Python package, the text is Python's own documentation: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -12,17 +11,21 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from smyrf.atomic_write import write_json
-from smyrf.call import Call
 from smyrf.methods import Method, Smyrf, Tangent
+from smyrf.call import Call
 from smyrf.tools.analysis.error import output_errors
-from smyrf.tools.bench import subprocess_memory as fresh
+from smyrf.tools.bench.command import run_suite
+from smyrf.tools.bench.problems import make_suite
 from smyrf.tools.compare import command
-from smyrf.tools.encoders import minilm_attention
-from smyrf.tools.plotting import LOOKS, save_figure
+from smyrf.tools.compare.load_model import load_subject
+from smyrf.tools.encoders import MINILM, minilm_attention
+from smyrf.tools.plotting import LOOKS, dress, new_figure, save_figure, share_axis
+from smyrf.tools.progress import track
+from smyrf.tools.subprocess_memory import can_measure
+from smyrf.tools.tables import new_table, print_written
 
 LENGTH = 512
 N_DOCUMENTS = 8
@@ -35,9 +38,9 @@ METHODS: tuple[Method, ...] = (
 
 
 def error_rows(calls: list[Call], console: Console) -> list[dict[str, Any]]:
-    """Error of each method of `METHODS`: the mean over layers, and the worst layer."""
+    """Error of each method of `METHODS`, by layer and averaged over layers."""
     rows = []
-    for method in track(METHODS, "error against dense attention", console=console, transient=True):
+    for method in track(METHODS, "error against dense attention", total=len(METHODS), console=console):
         errors = output_errors(calls, method)
         n_keys = calls[0].k.shape[-2]
         rows.append(
@@ -55,7 +58,7 @@ def error_rows(calls: list[Call], console: Console) -> list[dict[str, Any]]:
 
 
 def best_sizes(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """For each family of methods the sizes with the smallest error, one at each number of key visits."""
+    """For each family of methods and each number of key visits, the sizes with the smallest error."""
     best: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
         here = best.setdefault((row["family"], row["key_visits"]), row)
@@ -68,19 +71,18 @@ def best_sizes(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def error_table(rows: list[dict[str, Any]]) -> Table:
-    """The errors as a table, the best of each budget in bold."""
-    found = Table(title="Error without retraining: MiniLM, all layers, 512 tokens of real text", title_justify="left")
-    for name in ("memory", "key visits", "method", "error", "worst layer"):
-        found.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    """Errors as a table, the best of each budget in bold."""
+    names = ["method", "memory", "key visits", "error", "worst layer"]
+    found = new_table("Error without retraining: MiniLM, all layers, 512 tokens of real text", names)
     chosen = [row for family in best_sizes(rows).values() for row in family]
     for visits in sorted({row["key_visits"] for row in chosen}):
         here = [row for row in chosen if row["key_visits"] == visits]
         best = min(row["error"] for row in here)
-        for i, row in enumerate(here):
+        for row in here:
             found.add_row(
-                "" if i else f"{row['memory_share']:.1%}",
-                "" if i else str(visits),
                 row["label"],
+                f"{row['memory_share']:.1%}",
+                str(visits),
                 f"{row['error']:.3f}",
                 f"{max(row['error_by_layer']):.3f}",
                 style="bold" if row["error"] == best else "",
@@ -90,65 +92,42 @@ def error_table(rows: list[dict[str, Any]]) -> Table:
         "error: ‖output − dense‖ / ‖dense‖; Smyrf rounds × cluster size, the best of several;\n"
         "pairs once: a pair that meets in several rounds counts once"
     )
-    found.caption_justify = "left"
     return found
 
 
 def plot_errors(rows: list[dict[str, Any]], path: Path) -> list[Path]:
-    """Error against the share of keys visited, as `path`.png and `path`.svg."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    """Plot error against the share of keys visited, as `path`.png and `path`.svg."""
+    figure, ((axis,),) = new_figure(size=(6.4, 4.2), title="MiniLM, 512 tokens of real text, no retraining")
     for name, chosen in best_sizes(rows).items():
         shares, errors = [row["memory_share"] for row in chosen], [row["error"] for row in chosen]
         axis.plot(shares, errors, marker="o", markersize=4, label=name, **LOOKS[name])
         for share, error in zip(shares, errors, strict=True):
-            if name in ("Smyrf", "Tangent, 2 levels"):  # the outer curves, where there is room for figures
+            if name in ("Smyrf", "Tangent, 2 levels"):  # the outer curves, which have room for numbers
                 above = 6 if name == "Smyrf" else -13
                 axis.annotate(
                     f"{error:.2g}", (share, error), (0, above), textcoords="offset points", fontsize=8, ha="center"
                 )
-    axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    shares = sorted({row["memory_share"] for row in rows})
-    axis.set_xticks(shares, [f"{share:.1%}" for share in shares])
     ticks = [0.02, 0.05, 0.1, 0.2, 0.5, 1.0]
     axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_ylim(0.018, 1.3)
-    axis.minorticks_off()
-    axis.margins(x=0.08)
-    axis.set_xlabel("keys visited, as a share of all (the paper's memory)")
     axis.set_ylabel("relative error of the output")
-    axis.set_title("MiniLM, 512 tokens of real text, no retraining", fontsize=11)
-    axis.grid(True, alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
+    dress(axis)
+    share_axis(axis, min(row["memory_share"] for row in rows))
     axis.legend(frameon=False, fontsize=9, loc="lower left")
     return save_figure(figure, path)
 
 
 def run_comparison(output: Path, console: Console) -> None:
-    """MiniLM as a whole: tables on the console, JSON and plots in `output`."""
+    """Compare MiniLM as a whole: tables on the console, JSON and plots in `output`."""
     threads = torch.get_num_threads()
-    prepared = command.prepare(
-        "minilm",
-        kind="text",
-        path=None,
-        length=LENGTH,
-        documents=N_COMPARED,
-        batch=4,
-        threads=threads,
-        seed=0,
-        console=console,
-    )
+    subject = load_subject(MINILM, length=LENGTH, documents=N_COMPARED, batch=4, console=console)
     command.compare(
-        prepared,
+        command.prepare(subject, threads=threads, seed=0, console=console),
         (),
         max_error=0.05,
         threads=threads,
-        memory=fresh.can_measure() is None,
+        memory=can_measure() is None,
         json=output / "compare.json",
         plot=output / "compare",
         console=console,
@@ -156,7 +135,7 @@ def run_comparison(output: Path, console: Console) -> None:
 
 
 def run_errors(output: Path, console: Console) -> None:
-    """Errors of the layers of MiniLM: a table on the console, JSON and plots in `output`."""
+    """Measure errors in the layers of MiniLM: a table on the console, JSON and plots in `output`."""
     output.mkdir(parents=True, exist_ok=True)
     console.print(
         "MiniLM (6 layers, 12 heads of 32) reads Python's documentation; its attention is compared layer by layer."
@@ -166,5 +145,18 @@ def run_errors(output: Path, console: Console) -> None:
     rows = error_rows(calls, console)
     console.print(error_table(rows))
     write_json(output / "error.json", rows)
-    for file in (output / "error.json", *plot_errors(rows, output / "error")):
-        console.print(f"written: {file}")
+    print_written([output / "error.json", *plot_errors(rows, output / "error")], console)
+
+
+def run_benchmark(output: Path, console: Console) -> None:
+    """Time attention at two lengths: a table on the console, JSON and plots in `output`."""
+    methods = [Smyrf(4, 64), Tangent(256)]
+    run_suite(
+        make_suite([(1, 1024), (1, 16384)], methods, heads=4, width=64, dtype="float32", backward=False),
+        "smyrf bench",
+        threads=torch.get_num_threads(),
+        memory=can_measure() is None,
+        json=output / "bench.json",
+        plot=output / "bench",
+        console=console,
+    )

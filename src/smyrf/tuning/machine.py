@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from smyrf import __version__
-from smyrf.backends import best_backend
+from smyrf.backends import find_backend
 
 
 def machine() -> dict[str, Any]:
@@ -47,7 +47,7 @@ def machine_summary(backend: str | None = None) -> str:
         >>> "smyrf" in machine_summary(), machine_summary("torch").endswith("torch kernel")
         (True, True)
     """
-    kernel = best_backend(torch.device("cpu")) if backend is None else backend
+    kernel = find_backend(None, torch.device("cpu")).name if backend is None else backend
     return f"{cpu_and_threads()}, torch {torch.__version__}, smyrf {__version__}, {kernel} kernel"
 
 

@@ -1,4 +1,4 @@
-"""The attention map that a method puts in the place of the exact one, some rows at a time.
+"""The attention map of a method, a block of rows at a time.
 
 Shapes: N queries, M keys, D width, E value width, R rows of a block.
 """
@@ -19,14 +19,14 @@ from smyrf.tools.analysis.maps import check_head, head_vectors
 def approximate_rows(head: Call, method: Method, rows: Tensor | None = None, seed: int = 0) -> Iterator[Tensor]:
     """Rows of Â, where a method's output is Â v: blocks ``(R, M)`` of at most E rows.
 
-    Once a method has chosen its keys its output is linear in the values, so Âᵀ R is the gradient of the values for the
-    cotangent R. With a one in another row of each of its E columns that gives E rows of Â, those of keys that were
-    folded into far keys included.
+    Once its keys are chosen, the output of a method is linear in the values, so Âᵀ R is the gradient of the values for
+    the cotangent R. A cotangent whose E columns are unit vectors gives E rows of Â, including the weights that far keys
+    give to the keys folded into them.
 
     Args:
         head: one head of one document, from `Call.head`.
         rows: which queries; all by default.
-        seed: of hashes.
+        seed: of random methods.
 
     Example:
         >>> from smyrf import Tangent

@@ -1,26 +1,21 @@
-"""In which cluster each query asks, where queries stand on a square grid: pixels or patches of an image.
+"""Clusters of queries that form a square grid: pixels or patches of an image.
 
-Shapes: B images, N queries, S × S of them on the grid, behind those of leading tokens.
+Shapes: B images, N queries, S × S of them on the grid, after those of leading tokens.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from smyrf.backends import find_backend
+from smyrf.methods import Method, PerHead, Smyrf
 from smyrf.call import Call
-from smyrf.grouping.group import group
-from smyrf.methods import Dense, Method, PerHead, Smyrf
-from smyrf.seeds import draw_seed
-from smyrf.tools.analysis.maps import check_head, head_vectors
-from smyrf.tools.analysis.visited_keys import query_clusters
+from smyrf.tools.analysis.visited_keys import method_groups, query_clusters
 
-# Queries of a cluster in the finer one of the maps that are shown by default, as in the paper's figure.
+# Queries per cluster in the finer of the two default maps, as in the paper's figure.
 FINE = 32
 
 
@@ -35,30 +30,28 @@ def default_clusterings(n_queries: int) -> tuple[Method, ...]:
 
 
 def check_clustering(methods: Sequence[Method]) -> None:
-    """Raises unless all methods have clusters."""
+    """Raise unless all methods have clusters."""
     for method in methods:
-        if isinstance(method, Dense | PerHead):
+        if method.is_dense or method.kind == PerHead.kind:
             raise ValueError(f"{method.label} has no clusters")
 
 
 def cluster_grids(
     call: Call, methods: Sequence[Method], *, head: int = 0, n_leading: int = 0, seed: int = 0
 ) -> list[Tensor]:
-    """For each method the cluster of every query on the grid.
-
-    Of several hashing rounds the first is shown; of several levels the last, in which queries ask.
+    """The cluster of every query on the grid, for each method: in the first round, or on the last level.
 
     Args:
         call: of one layer, with all images.
-        n_leading: queries before the grid, of class or register tokens; they are clustered too, and left out.
-        seed: of hashes.
+        n_leading: queries before the grid, of class or register tokens; they are clustered too, but not returned.
+        seed: of random methods.
 
     Returns:
-        cluster numbers ``(B, S, S)`` for each method, in the order in which a method sorts them.
+        cluster numbers ``(B, S, S)`` for each method, in its sorting order.
 
     Raises:
-        ValueError: a method has no clusters, the queries are no square grid, or the attention is causal or has a mask
-            that only dense attention can honour.
+        ValueError: a method has no clusters, the queries form no square grid, or the attention is causal or has a mask
+            that only dense attention supports.
 
     Example:
         >>> q, k = torch.randn(2, 1, 17, 4), torch.randn(2, 1, 5, 4)
@@ -68,20 +61,15 @@ def cluster_grids(
     """
     check_clustering(methods)
     if call.is_causal:
-        raise ValueError("its attention is causal: clusters are of parts of the queries, not of all")
+        raise ValueError("its attention is causal: each cluster is one of a part of the queries")
     side = math.isqrt(max(call.n_queries - n_leading, 0))
     if side < 2 or side * side != call.n_queries - n_leading:
-        raise ValueError(f"{call.n_queries} queries behind {n_leading} leading tokens are no square grid")
+        raise ValueError(f"{call.n_queries} queries after {n_leading} leading tokens are no square grid")
     found: list[list[Tensor]] = [[] for _ in methods]
     for document in range(len(call.q)):
         one = call.head(document, head)
-        check_head(one)
-        q, k, v = (x[None, None] for x in head_vectors(one))  # (1, 1, N, D), (1, 1, M, D), (1, 1, M, E)
-        mask = None if one.key_mask is None else one.key_mask.cpu()
-        backend = find_backend(None, q.device)
-        prepared = backend.prepare(replace(one, q=q, k=k, v=v, key_mask=mask, seed=draw_seed(seed)))
         for maps, method in zip(found, methods, strict=True):
-            lists = group(prepared, method, backend)
-            numbers = query_clusters(lists[0 if isinstance(method, Smyrf) else -1], call.n_queries)  # (1, N)
+            lists = method_groups(one, method, seed)
+            numbers = query_clusters(lists[-1 if method.has_far_keys else 0], call.n_queries)  # (1, N)
             maps.append(numbers[0, n_leading:].view(side, side))
     return [torch.stack(maps) for maps in found]

@@ -1,4 +1,4 @@
-"""How evenly a method shares out queries and keys among its clusters.
+"""How evenly a method distributes queries and keys over its clusters.
 
 Shapes: L clusters, C query slots, S key slots, M keys.
 """
@@ -18,11 +18,11 @@ class Balance:
     """Sizes of the clusters of one head, over all rounds or levels.
 
     Args:
-        n_clusters: L of a round; in causal attention of the part that has most.
+        n_clusters: L of a round; in causal attention, of the part with the most.
         fewest_queries, most_queries: in a cluster.
-        fewest_keys, most_keys: that a cluster looks at one by one.
-        reached_keys: share of the keys that some query meets.
-        busiest_key: share of the queries that meet the key which most of them meet, in any round.
+        fewest_keys, most_keys: near keys of a cluster.
+        reached_keys: share of the keys that some query visits.
+        busiest_key: share of the queries that visit the most visited key, in any round.
     """
 
     n_clusters: int
@@ -35,7 +35,7 @@ class Balance:
 
 
 def balance(lists: Sequence[Groups], n_keys: int, busiest_key: float) -> Balance:
-    """Counts the slots of lists with one row each, as `smyrf.tools.analysis.visited_keys.Reach` has them.
+    """Count the slots of lists with one row each, from `smyrf.tools.analysis.visited_keys.method_groups`.
 
     Example:
         >>> halves = torch.arange(6).view(1, 2, 3)

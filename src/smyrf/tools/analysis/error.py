@@ -1,4 +1,4 @@
-"""How far a method's output is from dense attention's, on given q, k and v."""
+"""Error of a method's output against dense attention, on given q, k and v."""
 
 from __future__ import annotations
 

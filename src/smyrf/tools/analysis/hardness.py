@@ -1,8 +1,8 @@
-"""Which heads are hard to approximate, and what they have in common: measured over the heads, not guessed.
+"""Which heads are hard to approximate, and what they have in common.
 
-The error of a method on each head is set against measures of the head by Spearman's rank correlation ρ, with a p-value
-from random permutations. Of a hard head those measures are named that go with the error in this model *and* in which
-this head is among the outer fifth. A correlation over the heads of one model is no proof of a cause.
+The error of a method on each head is correlated with measures of the head by Spearman's rank correlation ρ, with a
+p-value from random permutations. The reasons given for a hard head are the measures that correlate with the error in
+this model *and* for which this head is in the outer fifth. A correlation over the heads of one model proves no cause.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch import Tensor
 from smyrf.methods import Method
 from smyrf.tools.analysis.inspection import HeadInspection
 
-# Permutations of a test; the level over all measures; heads below which nothing is tested.
+# Permutations of a test; significance level over all measures; fewest heads to test.
 PERMUTATIONS, LEVEL, LEAST_HEADS = 9999, 0.05, 8
-# Share of the heads that are called hard, how far outside a measure of them must be, and how many are named.
+# Share of heads that are called hard, share of heads in the outer range of a measure, and most reasons to name.
 HARD, OUTER, MOST_REASONS = 0.1, 0.2, 3
 
 
 class Measure(NamedTuple):
-    """A number of each head that may go with its error.
+    """A number of each head that may correlate with its error.
 
     Args:
-        name: as it stands in a table.
-        high, low: what it means to have much or little of it.
+        name: its name in tables.
+        high, low: what a large or a small value means.
         of: the number; None if it was not measured.
     """
 
@@ -56,30 +56,30 @@ MEASURES = (
         "heaviest key",
         "one key takes much of the weight of all queries",
         "no key matters to all queries",
-        lambda head, _: head.character.heaviest_key,
+        lambda head, _: head.profile.heaviest_key,
     ),
     Measure(
         "alike",
         "its queries attend to the same keys",
-        "each query attends to keys of its own",
-        lambda head, _: head.character.alike,
+        "each query attends to its own keys",
+        lambda head, _: head.profile.alike,
     ),
     Measure(
         "query spread",
         "its scores differ much between queries",
         "its scores differ little between queries",
-        lambda head, _: head.character.query_spread,
+        lambda head, _: head.profile.query_spread,
     ),
     Measure(
         "off mean",
         "its output is far from the mean of the values",
         "its output is near the mean of the values",
-        lambda head, _: head.character.off_mean,
+        lambda head, _: head.profile.off_mean,
     ),
     Measure(
         "missed mass",
         "its clusters miss keys that hold its mass",
-        "its clusters meet the keys that hold its mass",
+        "its clusters contain the keys that hold its mass",
         lambda head, method: head.outcomes[method].best - head.outcomes[method].captured,
     ),
 )
@@ -87,12 +87,12 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Correlation:
-    """Of a measure with the error, over the heads.
+    """Correlation of a measure with the error, over the heads.
 
     Args:
         measure: its name.
         rho: Spearman's rank correlation.
-        p: share of permutations with a larger one, of either sign.
+        p: share of permutations with an |ρ| at least as large.
         holds: whether p is below `LEVEL` divided by the number of measures.
     """
 
@@ -107,8 +107,7 @@ class HardHead:
     """One of the heads with the largest errors.
 
     Args:
-        reasons: what is unusual about it that goes with the error in this model, with figures, strongest first;
-            perhaps none.
+        reasons: what is unusual about it and correlates with the error in this model, strongest first; may be empty.
     """
 
     layer: int
@@ -123,12 +122,12 @@ class HardHead:
 
 @dataclass(frozen=True)
 class Hardness:
-    """Of all heads, by one method.
+    """What makes heads hard for one method.
 
     Args:
         median_error: over the heads.
         hard: the heads with the largest errors, largest first.
-        correlations: strongest first; none if there are too few heads.
+        correlations: strongest first; empty if there are too few heads.
     """
 
     method: Method
@@ -139,22 +138,22 @@ class Hardness:
 
     @property
     def summary(self) -> str:
-        """What goes with the error, in one sentence."""
+        """What correlates with the error, in one sentence."""
         if not self.correlations:
             return f"{self.n_heads} heads are too few to say what makes them hard"
         kept = [f"{one.measure} (ρ = {one.rho:+.2f})" for one in self.correlations if one.holds]
         if not kept:
-            return f"no measure goes with the error over the {self.n_heads} heads"
-        return f"over {self.n_heads} heads the error goes with {', '.join(kept)}"
+            return f"no measure correlates with the error over the {self.n_heads} heads"
+        return f"over {self.n_heads} heads the error correlates with {', '.join(kept)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As JSON."""
         label = self.method.label
         return asdict(self) | {"method": self.method.to_dict(), "label": label, "summary": self.summary}
 
 
 def hardness(heads: Sequence[HeadInspection], method: int, seed: int = 0) -> Hardness:
-    """What goes with the error of a method over the heads, and which heads are hardest.
+    """What correlates with the error of a method over the heads, and which heads are hardest.
 
     Args:
         heads: from `smyrf.tools.analysis.inspection.inspect_heads`.
@@ -196,7 +195,7 @@ def hardness(heads: Sequence[HeadInspection], method: int, seed: int = 0) -> Har
 
 
 def spearman(a: Tensor, b: Tensor, seed: int = 0) -> tuple[float, float]:
-    """Spearman's ρ of two rows of numbers, and the share of random permutations whose |ρ| is as large.
+    """Spearman's ρ of two sequences, and the share of random permutations whose |ρ| is at least as large.
 
     Example:
         >>> rho, p = spearman(torch.arange(20.0), torch.arange(20.0) ** 3)
@@ -212,7 +211,7 @@ def spearman(a: Tensor, b: Tensor, seed: int = 0) -> tuple[float, float]:
 
 
 def _ranks(x: Tensor) -> Tensor:
-    """Places in the order, those of equal numbers shared, with mean 0 and norm 1."""
+    """Ranks, averaged over ties, with mean 0 and norm 1."""
     _, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
     last = counts.cumsum(0).double()
     places = (last - (counts - 1) / 2)[inverse]

@@ -1,6 +1,6 @@
-"""What sort of attention a head has: how much it depends on the query, and how much comes out of it.
+"""Profile of a head: how much its attention depends on the query, and how much its output differs from a mean.
 
-Each of these may explain why a head is hard to approximate; `hardness` tests which do.
+Each of these numbers may explain why a head is hard to approximate; `hardness` tests which do.
 
 Shapes: N queries, M keys, D width, E value width, R rows.
 """
@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from smyrf.call import Call
-from smyrf.tools.analysis.maps import Block, head_vectors
+from smyrf.tools.analysis.maps import MapBlock, head_vectors
 
 
 @dataclass(frozen=True)
-class Character:
-    """Of one head, over some of its queries.
+class HeadProfile:
+    """Profile of one head, over some of its queries.
 
     Args:
-        heaviest_key: mean weight of the key that has most; near 1 where all queries look at one key.
-        alike: R ‖mean row‖² / ‖A‖_F², from 1/R to 1, where all queries attend alike.
+        heaviest_key: mean weight of the key with the most; near 1 if all queries attend to one key.
+        alike: R ‖mean row‖² / ‖A‖_F²; between 1/R and 1, which means that all queries attend alike.
         query_spread: standard deviation of (q − q̄)·(k − k̄), the part of the scores that differs between queries.
-        off_mean: ‖output − mean of the values‖² / ‖output‖²: how much attending changes.
-        output_square: ‖output‖², by which squares of errors are divided.
+        off_mean: ‖output − mean of the values‖² / ‖output‖².
+        output_square: ‖output‖², the denominator of squared errors.
     """
 
     heaviest_key: float
@@ -35,8 +35,8 @@ class Character:
     output_square: float
 
 
-class CharacterSums:
-    """Collects the blocks of a head's map.
+class ProfileSums:
+    """Accumulate a profile from the blocks of a head's map.
 
     Args:
         head: one head of one document, from `Call.head`.
@@ -44,10 +44,10 @@ class CharacterSums:
     Example:
         >>> from smyrf.tools.analysis.maps import map_blocks
         >>> x = torch.zeros(1, 1, 6, 4)
-        >>> sums = CharacterSums(Call(x, x, x + 1.0, 0.5))
+        >>> sums = ProfileSums(Call(x, x, x + 1.0, 0.5))
         >>> for block in map_blocks(sums.head):
         ...     output = sums.add(block)
-        >>> found = sums.character()  # uniform attention
+        >>> found = sums.profile()  # uniform attention
         >>> round(found.alike, 6), round(found.heaviest_key, 6), round(found.off_mean, 6), found.output_square
         (1.0, 0.166667, 0.0, 24.0)
     """
@@ -60,8 +60,8 @@ class CharacterSums:
         self._row_sum = torch.zeros(head.n_keys, dtype=torch.float64)  # (M,)
         self._n_rows, self._map_square, self._output_square, self._off_square = 0, 0.0, 0.0, 0.0
 
-    def add(self, block: Block) -> Tensor:
-        """Counts a block, and gives its output ``(R, E)``."""
+    def add(self, block: MapBlock) -> Tensor:
+        """Add a block and return its output ``(R, E)``."""
         output = block.weights @ self._values  # (R, E)
         self._n_rows += len(block.rows)
         self._row_sum += block.weights.sum(0, dtype=torch.float64)
@@ -70,11 +70,11 @@ class CharacterSums:
         self._off_square += float((output.double() - self._mean_value).square().sum())
         return output
 
-    def character(self) -> Character:
-        """Of all blocks so far."""
+    def profile(self) -> HeadProfile:
+        """The profile over all blocks so far."""
         mean_row = self._row_sum / max(1, self._n_rows)
         tiny = torch.finfo(torch.float64).tiny
-        return Character(
+        return HeadProfile(
             heaviest_key=float(mean_row.max()),
             alike=self._n_rows * float(mean_row.square().sum()) / max(self._map_square, tiny),
             query_spread=query_spread(self.head),
@@ -84,7 +84,7 @@ class CharacterSums:
 
 
 def query_spread(head: Call) -> float:
-    """Standard deviation over all pairs of scale · (q − q̄)·(k − k̄) = scale · √tr(Σ_q Σ_k), without the pairs.
+    """Standard deviation of scale · (q − q̄)·(k − k̄) over all pairs, computed as scale · √tr(Σ_q Σ_k).
 
     Example:
         >>> q, k = torch.randn(2, 1, 1, 50, 4).unbind()

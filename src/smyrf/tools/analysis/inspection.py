@@ -1,6 +1,6 @@
-"""Everything about each head of a model's attention: its map, and what methods make of it.
+"""Inspection of each head of a model: its attention map, and how well methods approximate it.
 
-Shapes: N queries, M keys, E value width, R rows that are looked at.
+Shapes: N queries, M keys, E value width, R inspected rows.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 from smyrf.call import Call
 from smyrf.methods import Dense, Method, PerHead, check_method
 from smyrf.tools.analysis.cluster_sizes import Balance, balance
-from smyrf.tools.analysis.head_profile import Character, CharacterSums
+from smyrf.tools.analysis.head_profile import HeadProfile, ProfileSums
 from smyrf.tools.analysis.maps import head_vectors, map_blocks
 from smyrf.tools.analysis.sparsity import entropy, share_below, share_below_uniform
 from smyrf.tools.analysis.spectrum import Spectrum, spectrum
-from smyrf.tools.analysis.visited_keys import Reach, best_mass, captured_mass
+from smyrf.tools.analysis.visited_keys import VisitedKeys, best_mass, captured_mass
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a method makes of one head.
+    """How well a method approximates one head.
 
     Args:
-        key_visits: that it spends per query; in causal attention the mean over queries.
-        share: of those of dense attention.
-        distinct_keys: that a query meets one by one, in the mean.
-        captured: softmax mass of these, in the mean.
-        best: softmax mass of the `key_visits` heaviest keys of each query: no choice of so many has more. In causal
-            attention, where queries visit different numbers of keys, of as many as each meets.
+        key_visits: per query; in causal attention averaged over queries.
+        share: key visits relative to dense attention.
+        distinct_keys: mean number of distinct keys that a query visits.
+        captured: softmax mass of these, averaged over queries.
+        best: softmax mass of the `key_visits` heaviest keys of each query, an upper bound for that number of keys. In
+            causal attention queries visit different numbers of keys, and the bound is for the number of each.
         error: ‖output − dense‖ / ‖dense‖ over the rows.
         balance: of its clusters, in the first document.
     """
@@ -48,7 +48,7 @@ class Outcome:
     balance: Balance
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As JSON."""
         return {**asdict(self), "label": self.method.label, "method": self.method.to_dict()}
 
 
@@ -59,12 +59,12 @@ class HeadInspection:
     Args:
         layer: number of the attention call in the model, from 0.
         name: of the module that makes the call; "" if it is not known.
-        n_rows: queries that were looked at, in all documents.
+        n_rows: inspected queries, in all documents.
         below_small: share of the keys with a weight below 0.01, as the paper counts.
         below_uniform: share of the keys with a weight below 1/M.
-        entropy: of a query's weights, in nats, in the mean.
-        entropy_share: of the logarithm of the number of keys that a query may attend to.
-        character: see `Character`.
+        entropy: of a query's weights in nats, averaged over queries.
+        entropy_share: the same relative to its maximum, the logarithm of the number of keys.
+        profile: see `HeadProfile`; "character" in JSON.
         spectrum: of the first document's map; None if it was not asked for.
         outcomes: one for each method, in order.
     """
@@ -79,18 +79,19 @@ class HeadInspection:
     below_uniform: float
     entropy: float
     entropy_share: float
-    character: Character
+    profile: HeadProfile
     spectrum: Spectrum | None
     outcomes: tuple[Outcome, ...]
 
     @property
     def effective_rank(self) -> float:
-        """Of the spectrum, which must have been asked for; not a number otherwise."""
+        """Effective rank of the spectrum; NaN without a spectrum."""
         return math.nan if self.spectrum is None else self.spectrum.effective_rank
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As JSON."""
         found: dict[str, Any] = asdict(self) | {"outcomes": [one.as_dict() for one in self.outcomes]}
+        found["character"] = found.pop("profile")
         if self.spectrum is not None:
             found["spectrum"] |= {"effective_rank": self.spectrum.effective_rank, "rank": self.spectrum.rank()}
         return found
@@ -105,21 +106,21 @@ def inspect_heads(
     n_values: int = 64,
     seed: int = 0,
 ) -> Iterator[HeadInspection]:
-    """Looks at every head of attention calls, one after the other.
+    """Inspect every head of attention calls, one after the other.
 
-    Methods run on all queries, since they decide the clusters; the map is looked at in a sample of its rows, a block at
-    a time. Singular values are those of all rows. Calls that only dense attention can do are passed over.
+    Methods run on all queries, since all of them determine the clusters; the map is inspected in a sample of its rows,
+    a block at a time. Singular values use all rows. Calls that only dense attention can serve are skipped.
 
     Args:
-        calls: from `smyrf.models.calls.model_calls`; their numbers are those of the layers.
-        methods: to approximate each head with; any but `PerHead`.
-        layers: numbers of the calls to look at; all by default.
-        rows: R, queries of each document that are looked at.
+        calls: from `smyrf.models.calls.model_calls`; layers are numbered by their order.
+        methods: to approximate each head with; any except `PerHead`.
+        layers: numbers of the calls to inspect; all by default.
+        rows: R, inspected queries per document.
         n_values: singular values of a map longer than `spectrum.SHORT`; 0 for no singular values at all.
-        seed: of the sample of rows, and of hashes.
+        seed: of the sample of rows, and of random methods.
 
     Raises:
-        ValueError: names the argument that is wrong, or says why there is nothing to look at.
+        ValueError: names the wrong argument, or says why there is nothing to inspect.
 
     Example:
         >>> from smyrf import Tangent
@@ -133,14 +134,14 @@ def inspect_heads(
             raise ValueError(f"{name}={value} must be at least {least}")
     for method in methods:
         check_method(method)
-        if isinstance(method, PerHead):
-            raise ValueError(f"methods: {method.label} is for several heads, and each head is looked at alone")
+        if method.kind == PerHead.kind:
+            raise ValueError(f"methods: {method.label} is for several heads, and each head is inspected by itself")
     chosen = list(range(len(calls)) if layers is None else layers)
     for layer in chosen:
         if not 0 <= layer < len(calls):
             raise ValueError(f"{layer=} must be from 0 to {len(calls) - 1}")
     if chosen and all(calls[layer].only_dense for layer in chosen):
-        raise ValueError(f"calls: only dense attention can do any of them: {calls[chosen[0]].only_dense}")
+        raise ValueError(f"calls: only dense attention can serve any of them: {calls[chosen[0]].only_dense}")
     return (
         _inspect(calls[layer], layer, head, methods, rows, n_values, seed)
         for layer in chosen
@@ -157,11 +158,11 @@ def _inspect(
     def mean(values: Sequence[float]) -> float:
         return sum(n * value for n, value in zip(n_rows, values, strict=True)) / sum(n_rows)
 
-    square = sum(found.character.output_square for found in documents)
+    square = sum(found.profile.output_square for found in documents)
     outcomes = []
     for i, method in enumerate(methods):
         its = [found.outcomes[i] for found in documents]
-        square_error = sum(one.error**2 * of.character.output_square for one, of in zip(its, documents, strict=True))
+        square_error = sum(one.error**2 * of.profile.output_square for one, of in zip(its, documents, strict=True))
         outcomes.append(
             Outcome(
                 method=method,
@@ -174,8 +175,8 @@ def _inspect(
                 balance=its[0].balance,
             )
         )
-    characters = [asdict(found.character) for found in documents]
-    means = {field.name: fmean(one[field.name] for one in characters) for field in fields(Character)}
+    profiles = [asdict(found.profile) for found in documents]
+    means = {field.name: fmean(one[field.name] for one in profiles) for field in fields(HeadProfile)}
     return HeadInspection(
         layer=layer,
         name=call.name,
@@ -187,45 +188,45 @@ def _inspect(
         below_uniform=mean([found.below_uniform for found in documents]),
         entropy=mean([found.entropy for found in documents]),
         entropy_share=mean([found.entropy_share for found in documents]),
-        character=Character(**means | {"output_square": square}),
+        profile=HeadProfile(**means | {"output_square": square}),
         spectrum=spectrum(call.head(0, head), n_values, seed) if n_values else None,
         outcomes=tuple(outcomes),
     )
 
 
 def _document(call: Call, document: int, head: int, methods: Sequence[Method], rows: int, seed: int) -> HeadInspection:
-    """The same of one document, without singular values."""
+    """Inspection of one document, without singular values."""
     one = call.head(document, head)
     if not all(bool(x.isfinite().all()) for x in head_vectors(one)):
         raise ValueError(f"{call.name or 'a layer'} has numbers that are not finite in q, k or v of head {head}")
     chosen = one.sample_rows(rows, seed)  # (R,)
     visits = [one.key_visits(method) for method in methods]
-    reaches = [Reach(one, method, seed) for method in methods]
-    sums = CharacterSums(one)
+    visited = [VisitedKeys(one, method, seed) for method in methods]
+    sums = ProfileSums(one)
     maps = torch.zeros(4, dtype=torch.float64)  # below_small, below_uniform, entropy, entropy_share
     found = torch.zeros(len(methods), 4, dtype=torch.float64)  # distinct keys, captured, best, ‖output − dense‖²
-    meetings = torch.zeros(len(methods), one.n_keys)  # queries that meet each key
+    meetings = torch.zeros(len(methods), one.n_keys)  # number of queries that visit each key
     for block in map_blocks(one, chosen):
         if not bool(block.weights.isfinite().all()):
             raise ValueError(f"{call.name or 'a layer'} has scores that are not finite in head {head}")
         output = sums.add(block)  # (R, E)
         nats = entropy(block)
-        of_most = nats / block.n_seen.clamp(min=2.0).log()  # one key has no entropy to have a share of
+        of_most = nats / block.n_seen.clamp(min=2.0).log()  # a single key has entropy 0 of 0
         maps += torch.stack([x.double().sum() for x in (share_below(block), share_below_uniform(block), nats, of_most)])
-        for i, (reach, n) in enumerate(zip(reaches, visits, strict=True)):
-            met = reach.keys(block.rows)  # (R, M)
+        for i, (its, n) in enumerate(zip(visited, visits, strict=True)):
+            met = its.keys(block.rows)  # (R, M)
             meetings[i] += met.sum(0)
             counts = met.sum(1) if one.is_causal else torch.full((len(met),), n)  # (R,)
             heaviest = best_mass(block, counts[:, None]).double().sum()
-            error = (reach.output[block.rows].double() - output.double()).square().sum()
+            error = (its.output[block.rows].double() - output.double()).square().sum()
             captured = captured_mass(block, met).double().sum()
             found[i] += torch.stack([met.sum().double(), captured, heaviest, error])
-    character = sums.character()
+    profile = sums.profile()
     below_small, below_uniform, nats_mean, share = (maps / len(chosen)).tolist()
     dense = one.key_visits(Dense())
     outcomes = []
-    for method, reach, n_visits, met_by, (distinct, captured, best, error) in zip(
-        methods, reaches, visits, meetings, found.tolist(), strict=True
+    for method, its, n_visits, met_by, (distinct, captured, best, error) in zip(
+        methods, visited, visits, meetings, found.tolist(), strict=True
     ):
         outcomes.append(
             Outcome(
@@ -235,8 +236,8 @@ def _document(call: Call, document: int, head: int, methods: Sequence[Method], r
                 distinct_keys=distinct / len(chosen),
                 captured=captured / len(chosen),
                 best=best / len(chosen),
-                error=(error / character.output_square) ** 0.5 if character.output_square else 0.0,
-                balance=balance(reach.lists, one.n_keys, float(met_by.max()) / len(chosen)),
+                error=(error / profile.output_square) ** 0.5 if profile.output_square else 0.0,
+                balance=balance(its.lists, one.n_keys, float(met_by.max()) / len(chosen)),
             )
         )
     return HeadInspection(
@@ -250,7 +251,7 @@ def _document(call: Call, document: int, head: int, methods: Sequence[Method], r
         below_uniform=below_uniform,
         entropy=nats_mean,
         entropy_share=share,
-        character=character,
+        profile=profile,
         spectrum=None,
         outcomes=tuple(outcomes),
     )

@@ -1,4 +1,4 @@
-"""The attention map of a head, some rows at a time: it is never there as a whole.
+"""The attention map of a head, a block of rows at a time; the whole map is never stored.
 
 Shapes: N queries, M keys, D width, E value width, R rows of a block.
 """
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from smyrf.call import Call
 
-# Weights of a block of rows: 8 MB in float32. A block has one row at least.
+# Weights of a block of rows: 8 MB in float32. A block has at least one row.
 BLOCK_ELEMENTS = 1 << 21
 
 
-class Block(NamedTuple):
+class MapBlock(NamedTuple):
     """Some rows of a map.
 
     Args:
-        rows: ``(R,)``, which queries.
-        weights: ``(R, M)``, their softmax over the keys; a query that sees no key has zeros.
-        n_seen: ``(R,)``, keys that each may attend to, in the dtype of the weights.
+        rows: ``(R,)``, indices of the queries.
+        weights: ``(R, M)``, their softmax over the keys; zeros for a query that may attend to no key.
+        n_seen: ``(R,)``, number of keys that each may attend to, in the dtype of the weights.
     """
 
     rows: Tensor
@@ -31,7 +31,7 @@ class Block(NamedTuple):
     n_seen: Tensor
 
 
-def map_blocks(head: Call, rows: Tensor | None = None) -> Iterator[Block]:
+def map_blocks(head: Call, rows: Tensor | None = None) -> Iterator[MapBlock]:
     """Blocks of rows of softmax(scale · q kᵀ), eq. 1 of the paper, each with at most `BLOCK_ELEMENTS` weights.
 
     Args:
@@ -62,9 +62,9 @@ def map_blocks(head: Call, rows: Tensor | None = None) -> Iterator[Block]:
             scores = scores.masked_fill_(~seen, -torch.inf)
         n_seen = seen.sum(1).to(scores).expand(len(some))  # (R,)
         weights = scores.softmax(1)
-        if not bool(n_seen.all()):  # a softmax of nothing
+        if not bool(n_seen.all()):  # a softmax over no keys is NaN
             weights = weights.masked_fill_(n_seen[:, None] == 0, 0.0)
-        yield Block(some, weights, n_seen)
+        yield MapBlock(some, weights, n_seen)
 
 
 def head_vectors(head: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,13 +73,13 @@ def head_vectors(head: Call) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = (x[0, 0].detach().to("cpu", wide) for x in (head.q, head.k, head.v))
     if head.key_mask is None:
         return q, k, v
-    hidden = ~head.key_mask[0].cpu()[:, None]  # weight zero times NaN is NaN
+    hidden = ~head.key_mask[0].cpu()[:, None]  # 0 · NaN is NaN
     return q, k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
 
 
 def check_head(head: Call) -> None:
-    """Raises unless a call is that of one head of one document, and can be approximated."""
+    """Raise unless a call is that of one head of one document, and a method can serve it."""
     if head.q.shape[:2] != (1, 1) or head.k.shape[:2] != (1, 1):
         raise ValueError(f"head has q {tuple(head.q.shape)} and k {tuple(head.k.shape)}: take one with Call.head")
     if head.only_dense:
-        raise ValueError(f"head has a mask that only dense attention can honour: {head.only_dense}")
+        raise ValueError(f"head has a mask that only dense attention supports: {head.only_dense}")

@@ -1,7 +1,7 @@
-"""Singular values of an attention map, and how few of them are enough: the paper's appendix on their decay.
+"""Singular values of an attention map and its effective rank, as in the paper's appendix on their decay.
 
-Short maps are decomposed exactly. Of long ones the largest values are found from products with blocks of rows, each
-of which is computed, used and forgotten: block Lanczos on AᵀA, with all directions kept orthogonal.
+Short maps are decomposed exactly. The largest values of long ones come from block Lanczos on AᵀA with full
+orthogonalization; it needs only products with blocks of rows, none of which is stored.
 
 Shapes: A a map, R × M (rows, keys); b vectors of a block, c of the basis.
 """
@@ -16,10 +16,10 @@ from torch import Tensor
 from smyrf.call import Call
 from smyrf.tools.analysis.maps import map_blocks
 
-# Maps with a side that is no longer than this are decomposed exactly.
+# Maps with a side of at most this length are decomposed exactly.
 SHORT = 1024
-# Of longer ones: vectors of a block, passes over the map at most (more where more values are asked for), and the error
-# relative to the largest value at which passes end.
+# For longer ones: vectors of a block, most passes over the map (more if more values are asked for), and the error
+# relative to the largest value at which iteration ends.
 BLOCK_SIZE, MAX_PASSES, TOLERANCE = 32, 8, 1e-3
 
 
@@ -31,9 +31,9 @@ class Spectrum:
         values: all of them, or as many as were asked for.
         size: how many there are.
         square: ‖A‖_F², the sum of all their squares.
-        bound: there is a singular value of A no farther than this from each one given; 0 where all are exact. None that
-            is given is larger than the one in its place, but for rounding.
-        fourth: ‖AᵀA‖_F², the sum of all their fourth powers; of a long map what was not found is estimated.
+        bound: each value is within this distance of a singular value of A; 0 if all are exact. Up to rounding, no
+            value exceeds the singular value of the same index.
+        fourth: ‖AᵀA‖_F², the sum of all their fourth powers; partly estimated for a long map.
     """
 
     values: tuple[float, ...]
@@ -44,7 +44,7 @@ class Spectrum:
 
     @property
     def effective_rank(self) -> float:
-        """(Σ σ²)² / Σ σ⁴: n where n values are equal and the others zero; 0 of a map without weights.
+        """(Σ σ²)² / Σ σ⁴: n if n values are equal and the others zero; 0 for a zero map.
 
         Example:
             >>> Spectrum((2.0, 2.0, 2.0, 0.0), 4, 12.0, 0.0, 48.0).effective_rank
@@ -53,7 +53,7 @@ class Spectrum:
         return min(self.square**2 / self.fourth, float(self.size)) if self.fourth > 0.0 else 0.0
 
     def rank(self, error: float = 0.1) -> int | None:
-        """The smallest rank of a matrix B with ‖A − B‖_F ≤ error · ‖A‖_F; None if more values than are given.
+        """The smallest rank of a matrix B with ‖A − B‖_F ≤ error · ‖A‖_F; None if it needs more values than are given.
 
         Example:
             >>> Spectrum((3.0, 4.0**0.5, 0.1), 3, 13.01, 0.0, 97.0).rank()
@@ -66,19 +66,19 @@ class Spectrum:
             rest -= value**2
             if rest <= error**2 * self.square:
                 return count
-        # What is left is rounding where all values are there.
+        # With all values given, the rest is rounding.
         return len(self.values) if len(self.values) == self.size else None
 
 
 def spectrum(head: Call, n_values: int = 64, seed: int = 0) -> Spectrum:
     """Singular values of softmax(scale · q kᵀ): all of a short map, the largest of a long one.
 
-    Rows of padding are left out, where queries and keys are the same tokens.
+    Rows of padding are left out if queries and keys are the same tokens.
 
     Args:
         head: one head of one document, from `Call.head`.
-        n_values: how many are found of a map whose sides are both longer than `SHORT`; of all of them nearly all are
-            no cheaper than all.
+        n_values: number of values for a map with both sides longer than `SHORT`; if it is close to all of them, all are
+            computed, which is no slower.
         seed: of the first vectors.
 
     Example:
@@ -98,13 +98,13 @@ def spectrum(head: Call, n_values: int = 64, seed: int = 0) -> Spectrum:
 
 
 def _passes(n_values: int) -> tuple[int, int]:
-    """Over the map, at least and at most: the last directions of a basis are worth little."""
+    """Least and most passes over the map; the last directions of a basis contribute little."""
     least = -(-n_values // BLOCK_SIZE) + 2
     return least, max(MAX_PASSES, least)
 
 
 def _all_values(head: Call, rows: Tensor, size: int) -> Spectrum:
-    """Rows are folded into the triangle of a QR decomposition as they come, which has the same singular values."""
+    """Fold rows block by block into the R of a QR decomposition, which has the same singular values."""
     folded = torch.empty(0, head.n_keys, dtype=torch.float64)
     for block in map_blocks(head, rows):
         folded = torch.cat([folded, block.weights.double()])
@@ -135,7 +135,7 @@ def _largest_values(head: Call, rows: Tensor, n_values: int, seed: int) -> Spect
         if step >= least and bound <= TOLERANCE * float(values[0]):
             break
         vectors = image
-        # Twice, each time behind the other: of a map of low rank nothing but rounding is left, which QR makes large.
+        # Twice: for a map of low rank the remainder is only rounding, which QR scales up.
         for _ in range(2):
             vectors = torch.linalg.qr(vectors - basis @ (basis.T @ vectors)).Q
     size = min(len(rows), head.n_keys)
@@ -143,9 +143,9 @@ def _largest_values(head: Call, rows: Tensor, n_values: int, seed: int) -> Spect
 
 
 def _fourth(head: Call, rows: Tensor, basis: Tensor, images: Tensor, generator: torch.Generator) -> float:
-    """‖AᵀA‖_F²: what the basis has of it exactly, and the rest from random vectors (Hutch++, Meyer et al. 2021)."""
+    """‖AᵀA‖_F²: exact within the basis, the rest estimated from random vectors (Hutch++, Meyer et al. 2021)."""
     inside = float((basis.T @ images).square().sum())
-    across = float(images.square().sum()) - inside  # and as much the other way
+    across = float(images.square().sum()) - inside  # by symmetry counted twice
     probes = torch.randn(head.n_keys, BLOCK_SIZE, dtype=torch.float64, generator=generator)
     probes -= basis @ (basis.T @ probes)
     image, _ = _gram_product(head, rows, probes)

@@ -1,6 +1,6 @@
-"""A text as a head sees it: the cluster of each token, the keys that it meets, and what becomes of its weights.
+"""A text as a head sees it: the cluster of each token, the keys that it visits, and their weights.
 
-This is the data of a page or of a view in the terminal; `TokenView.as_dict` is its JSON.
+A report page and the terminal show this data; `TokenView.as_dict` is its JSON.
 
 Shapes: N tokens, which are both queries and keys; R rows of a block.
 """
@@ -18,7 +18,7 @@ from smyrf.methods import Method
 from smyrf.models.calls import find_call
 from smyrf.tools.analysis.approximate_map import approximate_rows
 from smyrf.tools.analysis.maps import map_blocks
-from smyrf.tools.analysis.visited_keys import Reach, query_clusters
+from smyrf.tools.analysis.visited_keys import VisitedKeys, query_clusters
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class KeyWeight:
     Args:
         key: number of the token.
         dense: its weight in dense attention.
-        approximate: what the method gives it, its part of far keys included.
-        met: whether the query meets it one by one.
+        approximate: its weight under the method, including its part of far keys.
+        met: whether the query visits it directly.
     """
 
     key: int
@@ -39,7 +39,7 @@ class KeyWeight:
 
     @property
     def how(self) -> str:
-        """What the method does with it, in a word: it is met, folded into far keys, or missed.
+        """How the method treats the key: met, folded into far keys, or missed.
 
         Example:
             >>> [KeyWeight(0, 0.5, *rest).how for rest in ((0.4, True), (0.4, False), (0.0, False))]
@@ -52,14 +52,14 @@ class KeyWeight:
 
 @dataclass(frozen=True)
 class TokenReach:
-    """What one token asks.
+    """Keys of one token.
 
     Args:
         cluster: of its query in the round that is shown; −1 if it is in none.
-        n_met: keys that it meets one by one, over all rounds.
+        n_met: keys that it visits directly, over all rounds.
         keys: those of them that the view shows, in the order of the text.
-        captured: mass of all that it meets in dense attention.
-        folded: weight that the method gives to keys which it does not meet, through far keys; 0 for `Smyrf`.
+        captured: their mass in dense attention.
+        folded: weight of all other keys under the method, through far keys; 0 for `Smyrf`.
         strongest: the keys with the largest weights in dense attention, largest first.
     """
 
@@ -76,12 +76,11 @@ class TokenView:
     """A text in one head, by one method.
 
     Args:
-        tokens: of the whole text, with a blank in front where a word begins; joined they can be read.
+        tokens: of the whole text, with a leading blank where a word begins.
         layer: number of the attention call, from 0.
         name: of the module that makes it.
-        round: the hashing round whose clusters are shown; `Tangent` has one, that of its leaves.
-        cluster_keys: for each cluster of that round, in the order in which the method sorts them, the tokens whose keys
-            it looks at, of those that are shown.
+        round: the round whose clusters are shown; `Tangent` has one, that of its leaves.
+        cluster_keys: near keys of each cluster of that round, in sorting order, of the tokens that are shown.
         reaches: one for each token that is shown: the first ones, or all.
     """
 
@@ -99,7 +98,7 @@ class TokenView:
         return len(self.cluster_keys)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As JSON."""
         label = self.method.label
         return asdict(self) | {"method": self.method.to_dict(), "label": label, "n_clusters": self.n_clusters}
 
@@ -119,22 +118,21 @@ def token_view(
 ) -> TokenView:
     """Clusters, keys and weights of each token of a document, or of its first ones.
 
-    The method runs on the whole document, since all of it decides the clusters; what is kept and the rows of the
-    two maps are those of the tokens that are shown.
+    The method runs on the whole document, since all of it determines the clusters.
 
     Args:
         calls: from `smyrf.models.calls.model_calls`.
-        tokens: of the document, as text: from `token_texts`.
-        layer, head, document: which of the calls, of its heads and of its rows.
-        round: which hashing round is shown. Causal attention is clustered part by part, and each part has rounds of
-            its own; in the last of them the second half of the text asks the first.
-        n_strongest: keys of each token whose weights are given, wherever in the document they are.
-        n_tokens: how many tokens are shown, the first ones; all by default, or if there are no more.
-        seed: of hashes.
+        tokens: of the document, from `token_texts`.
+        layer, head, document: index of the call, of its head and of its row.
+        round: the round to show. Causal attention is clustered in parts with separate rounds; in the last of them the
+            second half of the text attends to the first.
+        n_strongest: number of strongest keys of each token to return.
+        n_tokens: number of tokens to show from the start; all by default.
+        seed: of random methods.
 
     Raises:
-        ValueError: names what is wrong: there is no such layer, head, document or round, the call is not between these
-            tokens, or only dense attention can do it.
+        ValueError: there is no such layer, head, document or round, the call is not between these tokens, or only
+            dense attention can serve it.
 
     Example:
         >>> from smyrf import Smyrf
@@ -152,9 +150,9 @@ def token_view(
             f"{layer=} attends from {call.n_queries} queries to {call.n_keys} keys, not between {len(tokens)} tokens"
         )
     one = call.head(document, head)
-    reach = Reach(one, method, seed)
-    # The blocks on the diagonal of causal attention are no clusters.
-    shown = [groups for groups in reach.lists if not groups.causal] or reach.lists
+    visited = VisitedKeys(one, method, seed)
+    # Blocks on the diagonal of causal attention are not clusters.
+    shown = [groups for groups in visited.lists if not groups.causal] or visited.lists
     if not 0 <= round < len(shown):
         raise ValueError(f"{round=} must be from 0 to {len(shown) - 1}: {method.label} has no more")
     groups = shown[round]
@@ -163,7 +161,7 @@ def token_view(
     found: list[TokenReach] = []
     for given in approximate_rows(one, method, torch.arange(n_shown), seed):  # (R, N)
         rows = torch.arange(len(found), len(found) + len(given))
-        met = reach.keys(rows)
+        met = visited.keys(rows)
         weights = torch.cat([block.weights for block in map_blocks(one, rows)])
         captured = (weights * met).sum(1)
         folded = (given * ~met).sum(1).clamp(min=0.0)
@@ -172,7 +170,7 @@ def token_view(
             strongest = [
                 KeyWeight(key, weight, float(given[i, key]), bool(met[i, key]))
                 for key, weight in zip(heaviest.indices[i].tolist(), heaviest.values[i].tolist(), strict=True)
-                if weight > 0.0  # a masked key is none
+                if weight > 0.0  # not a masked key
             ]
             found.append(
                 TokenReach(
@@ -189,14 +187,14 @@ def token_view(
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Tokens as text, with a blank in front where a word begins, whatever the tokenizer marks that with.
+    """Tokens as text, with a leading blank where a word begins, for any kind of tokenizer.
 
     Args:
         tokenizer: of transformers.
         ids: of one document.
     """
     words = tokenizer.convert_ids_to_tokens(list(ids))
-    # Byte pairs and SentencePiece mark what begins, WordPiece what goes on; a tokenizer of whole words marks nothing.
+    # Byte-pair encoding and SentencePiece mark the start of a word, WordPiece its continuation.
     vocabulary = tokenizer.get_vocab()
     begins = next((mark for mark in ("Ġ", "▁") if any(word.startswith(mark) for word in vocabulary)), None)
     special = set(tokenizer.all_special_ids)
@@ -214,10 +212,10 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 
 def _bytes_of(tokenizer: Any, ids: list[int], place: int) -> str:
-    """What a token of bytes adds to the text; "" while a letter of several bytes is not whole."""
+    """The text that a byte-level token adds; "" while a character of several bytes is incomplete."""
 
     def text(end: int) -> str:
-        # Four tokens before: a letter has four bytes at most.
+        # Four tokens before: a character has at most four bytes.
         return str(tokenizer.decode(ids[max(0, place - 4) : end])).rstrip("\ufffd")
 
     return text(place + 1)[len(text(place)) :]

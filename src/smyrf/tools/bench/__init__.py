@@ -1,5 +1,5 @@
 """`smyrf bench`: time and peak memory of attention, the paper's profiling tool.
 
-`cases` says what to measure, `contenders` what is compared, `timing` and `peak` measure (`fresh` in a process
-of its own), `gemm` says what the machine could do, `results` holds and saves, `table` and `plots` show.
+`problems` defines what is measured and `baselines` what it is compared with; `run` measures (`peak_memory` in a fresh
+process, `roofline` the rate of large matrix products); `measurement` holds the results, `table` and `plot` show them.
 """

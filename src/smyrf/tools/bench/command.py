@@ -1,4 +1,4 @@
-"""What `smyrf bench` does once its arguments are known to be good."""
+"""Run a suite of `smyrf bench`, print its tables, and write its results."""
 
 from __future__ import annotations
 
@@ -6,44 +6,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from smyrf.methods import Smyrf, Tangent
-from smyrf.tools.bench import plots, results, table
-from smyrf.tools.bench.cases import PRESETS, Plan, Problem
+from smyrf.tools.bench.measurement import Measurement, rows
+from smyrf.tools.bench.plot import plot as write_plot
+from smyrf.tools.bench.problems import Suite
 from smyrf.tools.bench.run import run
+from smyrf.tools.bench.table import table
+from smyrf.tools.results import machine_line, write_results
+from smyrf.tools.tables import print_written
 
 
-def plan(
-    preset: str | None,
-    shapes: list[tuple[int, int]],
-    methods: list[Smyrf | Tangent],
-    *,
-    heads: int,
-    width: int,
-    dtype: str,
-    backward: bool,
-    backends: tuple[str | None, ...] = (None,),
-    without: tuple[str, ...] = (),
-) -> Plan:
-    """Problems and methods: those of a preset, or the given ones.
-
-    Example:
-        >>> len(plan("batch1", [], [], heads=4, width=64, dtype="float32", backward=True).problems)
-        14
-    """
-    return Plan(
-        problems=tuple(
-            Problem(batch, heads, length, width, dtype, direction)
-            for direction in ((False, True) if backward else (False,))
-            for batch, length in (PRESETS[preset].shapes if preset else shapes)
-        ),
-        methods=PRESETS[preset].methods if preset else tuple(methods),
-        backends=backends,
-        without=without,
-    )
-
-
-def bench(
-    what: Plan,
+def run_suite(
+    suite: Suite,
     title: str,
     *,
     threads: int,
@@ -52,24 +25,25 @@ def bench(
     plot: Path | None,
     console: Console,
 ) -> None:
-    """Runs a plan, prints its tables, and writes what was asked for."""
-    first = what.problems[0]
-    setting = (
-        f"{results.machine()['cpu']}, {threads} thread{'s' * (threads > 1)}, "
-        f"{first.heads} heads of {first.width}, {first.dtype}"
-    )
+    """Measure everything, print the tables, and write what was asked for.
+
+    Args:
+        memory: measure peak memory too.
+        json: file for the results.
+        plot: path of the plots, without suffix.
+    """
+    first = suite.problems[0]
+    setting = f"{machine_line(threads)}, {first.heads} heads of {first.width}, {first.dtype}"
     console.print(f"[bold]{title}[/]: {setting}", highlight=False)
 
-    def keep(measurements: list[results.Measurement]) -> None:
+    def keep(measurements: list[Measurement]) -> None:
         if json is not None:
-            config = {"backends": what.backends, "without": what.without, "memory": memory}
-            results.save(json, results.command_line(), threads, config, measurements)
+            config = {"backends": suite.backends, "without": suite.without, "memory": memory}
+            write_results(json, rows(measurements), threads=threads, config=config)
 
-    measurements = run(what, threads=threads, memory=memory, console=console, keep=keep)
-    for direction in dict.fromkeys(problem.backward for problem in what.problems):
-        console.print(table.table(measurements, title, direction))
-    if json is not None:
-        console.print(f"written: {json}")
+    measurements = run(suite, threads=threads, memory=memory, console=console, keep=keep)
+    for backward in dict.fromkeys(problem.backward for problem in suite.problems):
+        console.print(table(measurements, title, backward))
+    print_written([json] if json is not None else [], console)
     if plot is not None:
-        for file in plots.plot(measurements, plot, f"Attention on {setting}"):
-            console.print(f"written: {file}")
+        print_written(write_plot(measurements, plot, f"Attention on {setting}"), console)

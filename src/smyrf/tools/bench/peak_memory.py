@@ -1,7 +1,7 @@
 """Peak memory of one attention call, in a fresh process.
 
-The process is this module itself: ``python -m smyrf.tools.bench.peak_memory '{"name": …}'`` prints the bytes beyond
-the inputs.
+The process runs this module: ``python -m smyrf.tools.bench.peak_memory '{"name": …}'`` prints the bytes beyond the
+inputs.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import sys
 
 import torch
 
-from smyrf.methods import Smyrf, Tangent, method_from_dict
-from smyrf.tools.bench.cases import Problem
-from smyrf.tools.bench.contenders import contender
-from smyrf.tools.bench.subprocess_memory import ask, peak_bytes
-from smyrf.tools.bench.timing import once
+from smyrf.methods import Method, method_from_dict
+from smyrf.tools.bench.baselines import BASELINES, DENSE, SDPA, attention_function
+from smyrf.tools.bench.problems import Problem
+from smyrf.tools.subprocess_memory import ask, peak_bytes
 
 
-def extra_bytes(name: str, problem: Problem, method: Smyrf | Tangent | None, threads: int, backend: str | None) -> int:
-    """Bytes that a call of a contender needs beyond its inputs, gradients included."""
+def extra_bytes(name: str, problem: Problem, method: Method | None, threads: int, backend: str | None) -> int:
+    """Peak memory of a call beyond its inputs, in bytes, gradients included."""
     request = json.dumps(
         {
             "name": name,
@@ -37,16 +36,16 @@ def _measure(request: str) -> int:
     data = json.loads(request)
     torch.set_num_threads(data["threads"])
     method = None if data["method"] is None else method_from_dict(data["method"])
-    assert method is None or isinstance(method, Smyrf | Tangent)
     problem = Problem(**data["problem"])
-    run = contender(data["name"], method, data["backend"])
-    # A small call first: what libraries set up once belongs to no call.
-    if isinstance(method, Tangent):
-        small = 2 * method.key_visits(problem.length)  # it would be dense attention at a shorter length
+    # A small call first, so that what libraries set up once is not counted.
+    if data["name"] in BASELINES or method is None:
+        small, warm_up = 256, attention_function(SDPA if data["name"] == SDPA else DENSE, None)
     else:
-        small = 256 if method is None else 4 * method.cluster_size
-    once(run, dataclasses.replace(problem, batch=1, length=min(small, problem.length)))()
-    return peak_bytes(once(run, problem))
+        small, warm_up = problem.length, attention_function(data["name"], method, data["backend"])
+        while small % 2 == 0 and not method.is_exact(small // 2, small // 2):  # a shorter one would be dense attention
+            small //= 2
+    dataclasses.replace(problem, batch=1, length=min(small, problem.length)).bind(warm_up)()
+    return peak_bytes(problem.bind(attention_function(data["name"], method, data["backend"])))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What attention would take if it were matrix products alone, at the rate that this machine reaches in them."""
+"""Lower bound of the time for attention: its matrix products only, at the rate of large ones on this machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from smyrf.methods import Smyrf, Tangent
-from smyrf.tools.bench.cases import DTYPES, Problem
+from smyrf.methods import Method
+from smyrf.tools.bench.problems import DTYPES, Problem
 
-# Square products that are timed. Which of them is the faster depends on the caches and on the threads.
+# Sizes of the square products that are timed; which is faster depends on caches and threads.
 SIZES = (1024, 2048)
-# Products in half precision run at another rate than the sums in float32 that attention needs: no bound.
+# Half precision is left out: attention sums in float32, at another rate.
 MEASURED = ("float32", "float64")
 
 
@@ -36,15 +36,15 @@ def gflops(seconds: dict[str, float]) -> float | None:
     return max(rates, default=None)
 
 
-def flops(problem: Problem, method: Smyrf | Tangent) -> float:
-    """Operations of the attention proper: 2 · batch · heads · N · u · (D + E), with u key visits per query.
+def flops(problem: Problem, method: Method) -> float:
+    """Floating-point operations of attention: 2 · batch · heads · N · u · (D + E), with u key visits per query.
 
-    A key visit is a score and a row of values, a multiplication and an addition for each of D and E numbers. Backward
-    has five such products where forward has two (the scores again, dv, dp, dq, dk), so both together have 3.5 times
-    as many operations. For `Smyrf` u is H times the keys of a cluster, for `Tangent` its budget, in which the passes
-    over centroids count. Hashing, sorting, exponentials and gathers do not count: they are what may be lost.
+    A key visit is one score and one row of values. Backward has five such products where forward has two (the scores
+    again, dv, dp, dq, dk), so both together take 3.5 times the operations of forward. Hashing, sorting, exponentials
+    and gathers are not counted.
 
     Example:
+        >>> from smyrf.methods import Smyrf
         >>> flops(Problem(1, 4, 1024, 64, "float32", backward=False), Smyrf(4, 64))
         268435456.0
     """

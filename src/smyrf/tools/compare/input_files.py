@@ -1,4 +1,4 @@
-"""Files that a user names."""
+"""Files that a user names on the command line."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 class InputError(ValueError):
-    """What is wrong with the file or the folder that a user has named; whoever catches it knows its name."""
+    """Says what is wrong with a file or folder that a user named; the handler adds the name."""
 
 
 def find_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Files with one of the suffixes in a folder and below it, by name.
+    """Files with one of the suffixes in a folder and its subfolders, sorted by name.
 
     Raises:
         InputError: it is not a folder, or has no such files.

@@ -1,4 +1,4 @@
-"""Batches for a model: from a file or a folder, or from a sample that is on every machine."""
+"""Batches for a model: from a file or a folder, or from a sample that needs no download."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from smyrf.tools.compare.sounds import read_sounds, sample_sounds
 from smyrf.tools.compare.texts import choose_documents, read_documents
 from smyrf.tools.encoders import documents, load_processor, stretch_positions
 
-# Keyword arguments of a model, each with the documents along its first axis.
+# Keyword arguments of a model, with documents along the first axis.
 Batch: TypeAlias = dict[str, Tensor]
-# Tokens of a document, unless another number is asked for or the model has fewer positions.
+# Default tokens of a document; fewer if the model has fewer positions.
 LENGTH = 512
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model is run on.
+    """Inputs of a model.
 
     Args:
-        batches: keyword arguments for it.
+        batches: keyword arguments for the model.
         n_documents: in all batches.
-        says: how many of what they are, for titles.
+        says: a description, for titles.
     """
 
     batches: tuple[Batch, ...]
@@ -60,15 +60,15 @@ def load_inputs(
     seed: int,
     found: Callable[[int], object] = lambda n: None,
 ) -> Inputs:
-    """Inputs of one kind.
+    """Load inputs of one kind.
 
     Args:
         name: of the model, whose tokenizer or processor is loaded.
-        model: has its positions interpolated where it is too short and can be stretched.
+        model: `stretch_positions` changes it if it has too few positions.
         kind: text, images or audio.
         source: a file with text or a folder; None for a sample.
         length: tokens of a text.
-        found: is called with the number of documents as they are found.
+        found: called with the number of documents so far.
 
     Raises:
         InputError: says what is wrong with the file or the folder.
@@ -92,8 +92,8 @@ def load_inputs(
         return _processed(process, model, images, batch_size, _count(images, n_documents, *says))
     rate = processor.sampling_rate
     sounds = sample_sounds(n_documents, rate, seed) if source is None else read_sounds(source, n_documents, rate)
-    says = ("sound", "made, not recorded") if source is None else ("sound", f"from {source.name}")
-    # Some extractors cut and pad to the length that their model wants; the others have to be asked.
+    says = ("sound", "synthesised") if source is None else ("sound", f"from {source.name}")
+    # Some extractors always cut and pad to the length of their model; the others pad only on request.
     padding = inspect.signature(type(processor).__call__).parameters.get("padding")
     pads = {"padding": True} if padding is not None and padding.default is False else {}
 
@@ -143,10 +143,10 @@ def _processed(process: Callable[[list[Any]], Any], model: Any, items: list[Any]
     for start in range(0, len(items), batch_size):
         try:
             made = process(items[start : start + batch_size])
-        except Exception as error:  # whatever somebody's processor cannot do, it is named
+        except Exception as error:  # foreign code may raise anything
             raise ValueError(f"its processor cannot read {says}: {error}") from error
         batches.append({name: tensor for name, tensor in made.items() if name in known})
-        if not batches[-1]:  # the encoder of a model that makes its inputs elsewhere
+        if not batches[-1]:  # an encoder whose inputs another part of the model computes
             raise ValueError(f"{type(model).__name__} takes nothing that its processor gives: {', '.join(made)}")
     return Inputs(tuple(batches), len(items), says)
 

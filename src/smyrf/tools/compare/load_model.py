@@ -1,33 +1,97 @@
-"""The model that is compared: loaded, and what it reads."""
+"""Load a transformers model of any kind together with inputs for it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from smyrf.tools.compare.input_files import InputError
-from smyrf.tools.encoders import load_model
+import torch
+from rich.console import Console
+from rich.markup import escape
 
-# What a model reads, by its main argument; and the part of a model of several kinds that reads each.
+from smyrf.tools.compare.input_files import InputError
+from smyrf.tools.compare.inputs import Inputs, load_inputs
+from smyrf.tools.encoders import load_model, model_title
+
+# What a model reads, by its main argument; and the tower that reads each, in a model with several.
 KINDS = {"input_ids": "text", "pixel_values": "images", "input_features": "audio", "input_values": "audio"}
 TOWERS = {"text": "text_model", "images": "vision_model", "audio": "audio_model"}
 
 
-def load_subject(name: str, kind: str | None) -> tuple[Any, str]:
-    """A transformers model in float32, and which of text, images and audio it reads.
-
-    Of an encoder–decoder the encoder is taken, of a model with two towers (CLIP, SigLIP) the one for `kind`.
+@dataclass(frozen=True)
+class Subject:
+    """A model and its inputs.
 
     Args:
-        name: a local path or a name on the hub.
-        kind: what it is to read; None for what it reads by itself.
+        name: as for `smyrf.tools.encoders`.
+        kind: what it reads: text, images or audio.
+        path: of the inputs; None for a sample.
+    """
+
+    name: str
+    kind: str
+    path: Path | None
+    model: Any
+    inputs: Inputs
+
+    @property
+    def title(self) -> str:
+        return model_title(self.name)
+
+
+def load_subject(
+    name: str,
+    *,
+    kind: str | None = None,
+    path: Path | None = None,
+    length: int | None = None,
+    documents: int = 1,
+    batch: int | None = None,
+    seed: int = 0,
+    console: Console | None = None,
+) -> Subject:
+    """Load a model and its inputs.
+
+    Args:
+        kind: of the inputs; None for what the model reads.
+        path: a file or a folder with them; None for a sample.
+        batch: documents in a batch; all by default.
+
+    Raises:
+        InputError: says what is wrong with the file or the folder.
+        ValueError: says what is wrong with the model.
+    """
+    console = Console(quiet=True) if console is None else console
+    with console.status(f"loading {escape(model_title(name))}") as status:
+        model, reads = load_reader(name, kind)
+        inputs = load_inputs(
+            name,
+            model,
+            reads,
+            path,
+            n_documents=documents,
+            length=length,
+            batch_size=documents if batch is None else batch,
+            seed=seed,
+            found=lambda n: status.update(f"reading: {n} of {documents} documents that are long enough"),
+        )
+    return Subject(name, reads, path, model, inputs)
+
+
+def load_reader(name: str, kind: str | None) -> tuple[Any, str]:
+    """A transformers model in float32, and which of text, images and audio it reads.
+
+    Takes the encoder of an encoder–decoder, and the tower for `kind` of a model with two (CLIP, SigLIP).
+
+    Args:
+        kind: what it must read; None for anything.
 
     Raises:
         InputError: it reads something else.
         ValueError: says why the model cannot be loaded.
     """
-    import torch
-
-    model = load_model(name, dtype=torch.float32)  # half precision would drown small drift, and is slower on a CPU
+    model = load_model(name, dtype=torch.float32)  # half precision would hide small drift, and is slower on a CPU
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     model = _tower(model, kind)
@@ -41,6 +105,4 @@ def load_subject(name: str, kind: str | None) -> tuple[Any, str]:
 
 def _tower(model: Any, kind: str | None) -> Any:
     towers = {one: getattr(model, attribute) for one, attribute in TOWERS.items() if hasattr(model, attribute)}
-    if len(towers) < 2:
-        return model
-    return towers.get(kind or "text", model)
+    return model if len(towers) < 2 else towers.get(kind or "text", model)

@@ -1,7 +1,7 @@
 """Peak memory of a model's forward pass on one document, in a fresh process.
 
-The process is this module itself: ``python -m smyrf.tools.compare.memory '{"name": …}'`` prints the bytes beyond
-model and inputs.
+The process runs this module: ``python -m smyrf.tools.compare.memory '{"name": …}'`` prints the bytes beyond model and
+inputs.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch
 
 from smyrf.methods import Method, method_from_dict
 from smyrf.models.replace import replace_attention
-from smyrf.tools.bench.subprocess_memory import ask, peak_bytes
 from smyrf.tools.compare.inputs import Batch
-from smyrf.tools.compare.load_model import load_subject
+from smyrf.tools.compare.load_model import load_reader
 from smyrf.tools.encoders import stretch_positions
+from smyrf.tools.subprocess_memory import ask, peak_bytes
 
-# What is freed goes back to the system at once: a first pass leaves nothing that a second one could use unseen.
+# Return freed memory to the system at once, so that a second pass cannot reuse what the first one left.
 _AT_ONCE = {"MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def extra_bytes(name: str, kind: str, batch: Batch, methods: Mapping[str, Method], threads: int, label: str) -> int:
-    """Bytes that a forward pass needs beyond the model and its inputs.
+    """Peak memory of a forward pass beyond the model and its inputs, in bytes.
 
     Args:
         name: of the model.
         kind: what it reads.
-        methods: of the layers that are not dense, by name.
+        methods: of the replaced layers, by layer name.
         label: for errors.
 
     Raises:
@@ -59,7 +59,7 @@ def _measure(request: str) -> int:
 
     data = json.loads(request)
     torch.set_num_threads(data["threads"])
-    model, kind = load_subject(data["name"], data["kind"])
+    model, kind = load_reader(data["name"], data["kind"])
     batch = load_file(data["inputs"])
     if kind == "text":
         batch = stretch_positions(model, batch["input_ids"].shape[1]) | batch
@@ -68,10 +68,10 @@ def _measure(request: str) -> int:
         with torch.no_grad():
             model(**batch)
 
-    run()  # reads the weights, and has libraries set up what belongs to no pass
+    run()  # loads the weights, and has libraries set up what they set up once
     if data["methods"]:
         replace_attention(model, {layer: method_from_dict(method) for layer, method in data["methods"].items()})
-        if kind == "text":  # the same for the methods, with a workspace that is much smaller than the measured one
+        if kind == "text":  # warm up the methods, on an eighth of the text
             run({name: tensor[:, : max(1, tensor.shape[1] // 8)] for name, tensor in batch.items()})
     return peak_bytes(run)
 

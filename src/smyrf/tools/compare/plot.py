@@ -1,52 +1,46 @@
-"""Rows as a plot, PNG and SVG: cosines of the embeddings, and nearest neighbours or time, against keys visited."""
+"""Plot of a comparison: cosines of the embeddings, and nearest neighbours or time, against keys visited."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from smyrf.tools.compare.run import Row, relative_time
-from smyrf.tools.plotting import LOOKS, save_figure
+from smyrf.tools.compare.run import ModelRow, relative_time
+from smyrf.tools.plotting import dress, family_looks, new_figure, save_figure, share_axis
 
-# Of families that have no look of their own.
-_OTHERS = ("#be123c", "#7c3aed", "#4d7c0f", "#1d4ed8", "#0891b2")
 _LINE = {"marker": "o", "markersize": 5, "linewidth": 2.2}
 _TUNED = {"color": "#0e7490", "linestyle": "none", "marker": "*", "markersize": 13, "zorder": 5}
-# A cosine that is nearer to 1 than this is rounding.
+# A cosine closer to 1 than this differs from it only by rounding.
 _EXACT = 1e-6
 
 
-def plot(rows: Sequence[Row], path: Path, title: str) -> list[Path]:
-    """Writes `path`.png and `path`.svg, and says what it wrote; the first row is dense attention."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.3), layout="constrained")
-    families: dict[str, list[Row]] = {}
+def plot(rows: Sequence[ModelRow], path: Path, title: str) -> list[Path]:
+    """Write `path`.png and `path`.svg, and return the paths; the first row is dense attention."""
+    figure, ((left, right),) = new_figure(1, 2, size=(9.6, 4.3), title=title)
+    families: dict[str, list[ModelRow]] = {}
     for row in sorted(rows[1:], key=lambda row: row.cost.share):
         families.setdefault(row.family, []).append(row)
-    looks = _looks(families)
+    looks = {name: _LINE | look for name, look in family_looks(families).items()}
+    if "tuned" in looks:
+        looks["tuned"] = _TUNED
     _cosines(left, families, looks)
     if rows[0].drift.agreement is not None:
         _neighbours(right, families, looks)
     else:
         _times(right, families, looks, rows[0])
     for axis in (left, right):
-        _dress(axis, min(row.cost.share for row in rows))
-    figure.suptitle(title, fontsize=11, x=0.012, ha="left", parse_math=False)
+        dress(axis)
+        share_axis(axis, min(row.cost.share for row in rows))
     handles, names = left.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.06)
     return save_figure(figure, path)
 
 
-def _cosines(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[str, Any]]) -> None:
-    """1 − cosine on a logarithmic scale that grows downwards, labelled by the cosine; what is exact is at the top."""
+def _cosines(axis: Any, families: dict[str, list[ModelRow]], looks: dict[str, dict[str, Any]]) -> None:
+    """1 − cosine on an inverted logarithmic scale, labelled by the cosine; exact results are at the top."""
     gaps = [1 - row.drift.pooled_cosine for members in families.values() for row in members]
     inexact = [gap for gap in gaps if gap > _EXACT] or [0.1]
     top = 10.0 ** math.floor(math.log10(min(inexact) / 3))
@@ -66,7 +60,7 @@ def _cosines(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[st
     axis.set_title("Mean-pooled embeddings", fontsize=10, loc="left", pad=11)
 
 
-def _neighbours(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[str, Any]]) -> None:
+def _neighbours(axis: Any, families: dict[str, list[ModelRow]], looks: dict[str, dict[str, Any]]) -> None:
     for name, members in families.items():
         points = [(row.cost.share, 100 * (row.drift.agreement or 0.0)) for row in members]
         axis.plot(*zip(*points, strict=True), clip_on=False, **looks[name])
@@ -79,7 +73,7 @@ def _neighbours(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict
     axis.set_title("Nearest other document is the same as with dense", fontsize=10, loc="left", pad=11)
 
 
-def _times(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[str, Any]], dense: Row) -> None:
+def _times(axis: Any, families: dict[str, list[ModelRow]], looks: dict[str, dict[str, Any]], dense: ModelRow) -> None:
     for name, members in families.items():
         points = [(row.cost.share, time) for row in members if (time := relative_time(row, dense)) is not None]
         if points:
@@ -90,32 +84,11 @@ def _times(axis: Any, families: dict[str, list[Row]], looks: dict[str, dict[str,
     axis.set_title("Time of a forward pass", fontsize=10, loc="left", pad=11)
 
 
-def _has_room(families: dict[str, list[Row]]) -> bool:
-    """Whether figures can stand beside points without covering others."""
+def _has_room(families: dict[str, list[ModelRow]]) -> bool:
+    """Whether numbers fit beside the points without covering others."""
     return len(families.keys() - {"tuned"}) <= 2 and len(families.get("tuned", [])) <= 1
 
 
 def _annotate(axis: Any, x: float, y: float, text: str, colour: str) -> None:
-    """Below to the right, where a curve that rises leaves room."""
+    """Write a number below and to the right of a point, where a rising curve leaves room."""
     axis.annotate(text, (x, y), (4, -11), textcoords="offset points", fontsize=8, color=colour)
-
-
-def _dress(axis: Any, least: float) -> None:
-    axis.set_xscale("log", base=2)
-    ticks = [1.0]
-    while ticks[-1] > 1.01 * least:
-        ticks.append(ticks[-1] / 2)
-    axis.set_xticks(ticks, [f"{100 * tick:.3g}%" for tick in ticks])
-    axis.set_xlim(ticks[-1] / 1.25, 1.1)
-    axis.minorticks_off()
-    axis.set_xlabel("keys visited, as a share of dense")
-    axis.grid(True, alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(labelsize=9)
-
-
-def _looks(families: dict[str, list[Row]]) -> dict[str, dict[str, Any]]:
-    others = cycle(_OTHERS)
-    return {
-        name: _TUNED if name == "tuned" else _LINE | (LOOKS.get(name) or {"color": next(others)}) for name in families
-    }

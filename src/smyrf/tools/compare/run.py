@@ -1,15 +1,16 @@
-"""The comparison itself: one row for dense attention and one for each contender."""
+"""Compare a model with itself under other attention: one row for dense attention and one for each contender."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from smyrf.call import Call
@@ -18,43 +19,26 @@ from smyrf.models.calls import model_calls
 from smyrf.models.plan import Plan
 from smyrf.models.replace import replace_attention, restore_attention
 from smyrf.models.report import Report
-from smyrf.tools.bench.timing import seconds
 from smyrf.tools.compare.contenders import Contender, Tuned
 from smyrf.tools.compare.drift import Drift, Outputs, drift, valid_outputs
 from smyrf.tools.compare.inputs import Batch
+from smyrf.tools.progress import track
+from smyrf.tools.timer import best_times
 from smyrf.tuning.search import plan_layers
 
-# Documents that `Tuned` is tuned on, and seconds that each row is timed.
+# Documents that `Tuned` is tuned on, and seconds to time each row.
 TUNED_DOCUMENTS = 4
 TIMING_SECONDS = 1.5
-
-T = TypeVar("T")
-
-
-class Track(Protocol):
-    """A bar that moves as things are taken: ``rich.progress.track``, or one that is not seen."""
-
-    def __call__(self, sequence: Iterable[T], description: str, total: int) -> Iterable[T]: ...
-
-
-def unseen(sequence: Iterable[T], description: str, total: int) -> Iterable[T]:
-    """No bar.
-
-    Example:
-        >>> list(unseen([1, 2], "", 2))
-        [1, 2]
-    """
-    return sequence
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the attention of a document costs, in the mean over the model's attention calls.
+    """Cost of attention for one document, averaged over the model's attention calls.
 
     Args:
         key_visits: keys that a query is compared with.
-        share: of those with dense attention.
-        score_bytes: scores of all heads, as the paper counts memory.
+        share: key visits relative to dense attention.
+        score_bytes: size of the scores of all heads, the paper's memory.
     """
 
     key_visits: float
@@ -63,15 +47,15 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Row:
+class ModelRow:
     """One contender, or dense attention.
 
     Args:
         drift: of its outputs from those of dense attention.
-        methods: of the layers that are not dense, by name.
-        dense_layers: number of the others by reason.
-        seconds: of a forward pass on a document, best of several on a batch; None if it was not measured.
-        extra_bytes: peak memory of a forward pass on a document; None if it was not measured.
+        methods: of the replaced layers, by layer name.
+        dense_layers: number of layers that stay dense, by reason.
+        seconds: best time of a forward pass per document; None if it was not measured.
+        extra_bytes: peak memory of a forward pass on one document; None if it was not measured.
         note: why something was not measured.
     """
 
@@ -92,8 +76,8 @@ class Row:
     def family(self) -> str:
         return self.contender.family
 
-    def as_dict(self, dense: Row) -> dict[str, Any]:
-        """As it stands in a result file."""
+    def as_dict(self, dense: ModelRow) -> dict[str, Any]:
+        """The row of a result file."""
         if isinstance(self.contender, Tuned):
             layers = {name: method.to_dict() for name, method in self.methods.items()}
             method = {"kind": "tuned", **asdict(self.contender), "layers": layers}
@@ -117,75 +101,78 @@ class Row:
         }
 
 
-def relative_time(row: Row, dense: Row) -> float | None:
-    """Time as a multiple of dense attention's, if both were measured."""
+def relative_time(row: ModelRow, dense: ModelRow) -> float | None:
+    """Time as a multiple of that of dense attention, if both were measured."""
     return row.seconds / dense.seconds if row.seconds and dense.seconds else None
 
 
 class Comparison:
-    """A model on some batches, with dense attention and then with others; left as it was found.
+    """A model on some batches, with dense attention and then with others; the model is left as it was found.
 
     Args:
-        model: of transformers.
+        model: a transformers model.
         batches: keyword arguments for it.
-        seed: of methods with random clusters.
-        track: shows how far a pass is.
+        seed: of random methods.
+        console: shows progress; nowhere by default.
 
     Raises:
         ValueError: says why the model cannot be run, or that it has nothing to replace.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Batch], seed: int = 0, track: Track = unseen) -> None:
+    def __init__(
+        self, model: nn.Module, batches: Sequence[Batch], seed: int = 0, console: Console | None = None
+    ) -> None:
         self.layers = replace_attention(model, Dense()).layers  # raises where there is nothing to replace
         restore_attention(model)
-        self.model, self.batches, self.seed, self.track = model, batches, seed, track
+        self.model, self.batches, self.seed = model, batches, seed
+        self.console = Console(quiet=True) if console is None else console
         first = {name: tensor[:1] for name, tensor in batches[0].items()}
         try:
             with torch.no_grad():
                 hidden = getattr(model(**first), "last_hidden_state", None)
-        except Exception as error:  # whatever a model cannot do with its inputs, it is named
+        except Exception as error:  # a foreign model may raise anything
             shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in first.items())
             raise ValueError(f"{type(model).__name__} cannot be run on {shapes}: {error}") from error
         if not isinstance(hidden, Tensor) or hidden.dim() != 3:
             raise ValueError(f"{type(model).__name__} has no last_hidden_state of the shape (batch, length, width)")
-        # Of the calls their shapes alone are needed.
+        # Only the shapes of the calls are needed.
         self.calls = [
             replace(call, q=call.q.to("meta"), k=call.k.to("meta"), v=call.v.to("meta"))
             for call in model_calls(model, first)
         ]
         self.outputs: Outputs | None = None
-        self.plans: dict[Tuned, Plan] = {}  # what was found for those that are tuned
+        self.plans: dict[Tuned, Plan] = {}  # results of tuning
 
     @property
     def n_keys(self) -> int:
-        """Of the attention call that has most of them."""
+        """Number of keys of the longest attention call."""
         return max(call.n_keys for call in self.calls)
 
-    def dense(self) -> Row:
-        """Runs the model as it is, and remembers its outputs."""
+    def dense(self) -> ModelRow:
+        """Run the model as it is, and keep its outputs."""
         self.outputs = self._run("dense attention")
         if not bool(self.outputs.tokens.isfinite().all()):
-            raise ValueError(f"{type(self.model).__name__} gives numbers that are not finite, without any replacement")
-        return Row(Dense(), drift(self.outputs, self.outputs), self._cost({}))
+            raise ValueError(f"{type(self.model).__name__} gives numbers that are not finite, even without replacement")
+        return ModelRow(Dense(), drift(self.outputs, self.outputs), self._cost({}))
 
-    def row(self, contender: Contender) -> Row:
-        """Runs the model with another attention; behind `dense`."""
+    def row(self, contender: Contender) -> ModelRow:
+        """Run the model with other attention; call `dense` first."""
         assert self.outputs is not None
         method = self._tuned(contender) if isinstance(contender, Tuned) else contender
         report = replace_attention(self.model, method)
-        try:  # where all layers stay dense the outputs are known
+        try:  # if all layers stay dense, the outputs are known
             outputs = self._run(contender.label) if report.replaced else self.outputs
         finally:
             restore_attention(self.model)
         methods = {layer.name: layer.method for layer in report.replaced if layer.calls.served}
-        return Row(
+        return ModelRow(
             contender, drift(outputs, self.outputs), self._cost(methods), methods, dict(_dense_layers(report, methods))
         )
 
-    def times(self, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
-        """Rows by number with their times, again and again as they get better, so that something can move.
+    def times(self, rows: Sequence[ModelRow]) -> Iterator[tuple[int, ModelRow]]:
+        """Yield (number of a row, row with its time) repeatedly as times improve, so that progress can be shown.
 
-        Where all layers are dense the model is what it is in the first row, and has its time.
+        Rows in which all layers stay dense share the time of the first row.
         """
         batch = self.batches[0]
         same = [i for i, row in enumerate(rows) if not row.methods]
@@ -202,7 +189,7 @@ class Comparison:
 
         try:
             others = {str(i): call for i in range(len(rows)) if i == 0 or i not in same}
-            for name, best in seconds(others, TIMING_SECONDS, prepare):
+            for name, best in best_times(others, TIMING_SECONDS, prepare):
                 for i in same if name == "0" else [int(name)]:
                     yield i, replace(rows[i], seconds=best / n_documents)
         finally:
@@ -211,24 +198,24 @@ class Comparison:
     def _run(self, what: str) -> Outputs:
         torch.manual_seed(self.seed)
         found = []
-        for batch in self.track(self.batches, what, len(self.batches)):
+        for batch in track(self.batches, what, total=len(self.batches), console=self.console):
             try:
                 with torch.no_grad():
                     hidden = self.model(**batch).last_hidden_state
-            except (IndexError, RuntimeError) as error:  # a tokenizer may know more words than the model
+            except (IndexError, RuntimeError) as error:  # such as token ids beyond the vocabulary of the model
                 raise ValueError(f"{type(self.model).__name__} cannot be run on its inputs: {error}") from error
             found.append(valid_outputs(hidden, valid_tokens(self.model, batch, hidden.shape[1])))
         return Outputs(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
     def _tuned(self, contender: Tuned) -> Plan:
-        """A plan for the calls of layers that can be replaced; a model may attend outside of them too."""
+        """A plan for the layers that can be replaced; a model may also attend outside of them."""
         batch = {name: tensor[:TUNED_DOCUMENTS] for name, tensor in self.batches[0].items()}
         names = {layer.name for layer in self.layers}
         calls = [call for call in model_calls(self.model, batch) if call.name in names]
         layers = plan_layers(
             calls, contender.max_error, fallback=contender.fallback, documents=TUNED_DOCUMENTS, seed=self.seed
         )
-        found = tuple(self.track(layers, f"{contender.label}: tuning", len(calls)))
+        found = tuple(track(layers, f"{contender.label}: tuning", total=len(calls), console=self.console))
         self.plans[contender] = Plan(found, contender.max_error, "")
         return self.plans[contender]
 
@@ -243,9 +230,9 @@ class Comparison:
 
 
 def valid_tokens(model: Any, batch: Batch, n_tokens: int) -> Tensor | None:
-    """Which of a model's outputs are not of padding, ``(batch, n_tokens)``; None if all are.
+    """Which outputs are not padding, ``(batch, n_tokens)`` bool; None if all are valid.
 
-    A model of raw sound has fewer outputs than samples, and knows which of them are padding.
+    A model that reads raw sound has fewer outputs than samples, and converts the mask itself.
     """
     mask = batch.get("attention_mask")
     if mask is None or mask.shape[1] == n_tokens:
@@ -255,7 +242,7 @@ def valid_tokens(model: Any, batch: Batch, n_tokens: int) -> Tensor | None:
 
 
 def _dense_layers(report: Report, methods: Mapping[str, Method]) -> Counter[str]:
-    """Reasons of the layers that have attended densely, each with their number."""
+    """Number of layers that stayed dense, by reason."""
     found: Counter[str] = Counter()
     for layer in report.layers:
         if layer.name not in methods:

@@ -1,4 +1,4 @@
-"""Sounds of a folder, or synthesised ones, at the rate that a model wants.
+"""Sounds of a folder, or synthesised ones, at the sampling rate of a model.
 
 Shapes: S samples, one channel.
 """
@@ -16,25 +16,25 @@ from torch import Tensor
 from smyrf.tools.compare.input_files import InputError, find_files
 
 SUFFIXES = (".flac", ".mp3", ".ogg", ".wav")
-# Of each sound so much is read, as in Whisper; synthesised ones are shorter.
+# Seconds read of each sound, as in Whisper; and length of synthesised ones.
 MOST_SECONDS, SAMPLE_SECONDS = 30, 10
-# Zero crossings of the sinc on each side, and outputs that are computed at once.
+# Zero crossings of the sinc on each side, and outputs computed at once.
 _CROSSINGS, _AT_ONCE = 24, 1 << 16
 
 
 def read_sounds(folder: Path, n_sounds: int, rate: int) -> list[Tensor]:
-    """The first sounds of a folder and those below it, by name: one channel, ``(S,)`` each, at `rate`.
+    """The first sounds of a folder and its subfolders, sorted by name: one channel, ``(S,)`` each, at `rate`.
 
     Raises:
-        InputError: it is not a folder with sounds, or names the file that cannot be read.
+        InputError: it is not a folder with sounds, or a file in it cannot be read.
     """
     return [resample(*read_sound(path), rate) for path in find_files(folder, SUFFIXES)[:n_sounds]]
 
 
 def read_sound(path: Path) -> tuple[Tensor, int]:
-    """Samples ``(S,)`` in [−1, 1], the mean of all channels, and their rate.
+    """Samples ``(S,)`` in [−1, 1], averaged over channels, and their rate.
 
-    WAV files with integer samples are read by Python's own library, all else by soundfile, if it is installed.
+    Python's own library reads WAV files with integer samples; all others need soundfile.
 
     Raises:
         InputError: names the file and what is wrong.
@@ -58,7 +58,7 @@ def read_sound(path: Path) -> tuple[Tensor, int]:
 
 
 def resample(samples: Tensor, rate: int, wanted: int) -> Tensor:
-    """The sound at another rate, by a windowed sinc that keeps what both rates can hold.
+    """Resample with a windowed sinc, keeping the frequencies that both rates can represent.
 
     Args:
         samples: ``(S,)``.
@@ -72,7 +72,7 @@ def resample(samples: Tensor, rate: int, wanted: int) -> Tensor:
     """
     if rate == wanted:
         return samples
-    cutoff = 0.97 * min(1.0, wanted / rate)  # in units of the old rate's limit; the rest is for the filter's slope
+    cutoff = 0.97 * min(1.0, wanted / rate)  # relative to the old Nyquist frequency; the rest is for the filter's slope
     reach = math.ceil(_CROSSINGS / cutoff)  # old samples on each side
     around = torch.arange(-reach, reach + 1)  # (2·reach + 1,)
     padded = torch.nn.functional.pad(samples, (reach, reach + 1))
@@ -91,7 +91,7 @@ def resample(samples: Tensor, rate: int, wanted: int) -> Tensor:
 
 
 def sample_sounds(n_sounds: int, rate: int, seed: int) -> list[Tensor]:
-    """Synthesised sounds ``(S,)``: notes with overtones one after the other, over a little noise.
+    """Synthesised sounds ``(S,)``: a sequence of notes with overtones, and a little noise.
 
     Example:
         >>> [len(sound) for sound in sample_sounds(2, 8000, seed=0)]
@@ -119,7 +119,7 @@ def _read_wave(path: Path) -> tuple[Tensor, int]:
     if not raw:
         raise InputError(f"{path} holds no sound")
     data = torch.frombuffer(raw, dtype=torch.uint8).view(-1, channels, width)  # little-endian
-    if width == 1:  # the only width without a sign
+    if width == 1:  # the only unsigned width
         samples = data[..., 0].float() / 128 - 1
     else:
         top = data[..., -1].view(torch.int8).double()

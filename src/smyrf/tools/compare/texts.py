@@ -12,15 +12,15 @@ from typing import IO, Any
 from smyrf.tools.compare.input_files import InputError
 
 SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
-# Documents that a tokenizer is given at once, and characters of each per token: it does not read a book to its end.
+# Documents per call of a tokenizer, and characters per token it is given: a book is not tokenized to its end.
 _AT_ONCE, _CHARACTERS = 64, 64
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """The documents of a file that are not empty.
+    """Documents of a file, without empty ones.
 
     In a .jsonl file each line is an object with a field "text". In a .txt, .md or .rst file each line is a document; if
-    there are blank lines between them, each paragraph is. All may be packed with gzip, as .gz.
+    there are blank lines, each paragraph is. Files may be compressed with gzip, as .gz.
 
     Raises:
         InputError: says what is wrong, and in which line.
@@ -29,7 +29,7 @@ def read_documents(path: Path) -> Iterator[str]:
     packed = suffixes[-1:] == [".gz"]
     kind = suffixes[-2 if packed else -1] if len(suffixes) > packed else ""
     if kind not in SUFFIXES:
-        raise InputError(f"it must be one of {', '.join(SUFFIXES)}, or one of these with .gz behind it")
+        raise InputError(f"it must be one of {', '.join(SUFFIXES)}, or one of these followed by .gz")
     if not path.is_file():
         raise InputError("it is not a file")
     found = False
@@ -49,11 +49,11 @@ def read_documents(path: Path) -> Iterator[str]:
 def choose_documents(
     texts: Iterable[str], tokenizer: Any, n_documents: int, length: int, found: Any = lambda n: None
 ) -> list[list[int]]:
-    """Token ids of the first documents with at least `length` tokens, cut to it; then of the longest others.
+    """Token ids of the first documents with at least `length` tokens, truncated to it; if too few, the longest others.
 
     Args:
         tokenizer: of the model.
-        found: is called with the number of long documents as they are found.
+        found: called with the number of long documents so far.
     """
     if length <= tokenizer.num_special_tokens_to_add():
         raise ValueError(f"{length=} leaves no place for text")

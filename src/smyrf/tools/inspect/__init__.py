@@ -1,4 +1,4 @@
-"""A look inside a model: every head of its attention, what methods make of it, and a text as a head sees it.
+"""`smyrf inspect`: every head of a model, how well methods approximate it, and a text as a head sees it.
 
-The measures are in `smyrf.tools.analysis`; here they are run on a model and its inputs, and shown.
+`smyrf.tools.analysis` has the measures; this package applies them to a model and its inputs, and shows the results.
 """

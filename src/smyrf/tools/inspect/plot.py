@@ -1,10 +1,9 @@
-"""Heads as plots, PNG and SVG: singular values, heat maps of layers × heads, captured mass, what goes with errors."""
+"""Plots of inspected heads: singular values, heat maps of layers × heads, captured mass, correlates of errors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
@@ -12,32 +11,27 @@ from typing import Any
 from smyrf.tools.analysis.hardness import MEASURES, Hardness
 from smyrf.tools.analysis.inspection import HeadInspection
 from smyrf.tools.inspect.layers import by_family
-from smyrf.tools.plotting import LOOKS, save_figure
+from smyrf.tools.plotting import dress, family_looks, new_figure, save_figure, share_axis
 
-# Of families that have no look of their own.
-_OTHERS = ("#be123c", "#7c3aed", "#4d7c0f", "#1d4ed8", "#0891b2")
 # Singular values below this share of the largest are rounding, in float32 weights.
 _ROUNDING = 1e-7
-# Measures that are shown for each method.
+# Most measures to show for each method.
 _MOST_MEASURES = 3
-# Those that differ by factors from head to head.
+# Measures that differ by factors between heads.
 _LOGARITHMIC = ("effective rank", "query spread", "alike")
 
 
 def plot_all(heads: Sequence[HeadInspection], found: Sequence[Hardness], folder: Path, title: str) -> list[Path]:
-    """Writes all plots that there is something for into a folder, and says what it wrote.
+    """Write all plots that have data into a folder, and return their paths.
 
     Args:
         heads: at least one.
-        found: for each family the method that the heat maps show.
+        found: for the method of each family that the heat maps show.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
     written = []
     if any(head.spectrum for head in heads):
         written += plot_singular_values(heads, folder / "singular-values", title)
-    if len(heads) > 1:  # one has nothing to be compared with
+    if len(heads) > 1:
         written += plot_heads(heads, found, folder / "heads", title)
     if by_family(heads):
         written += plot_mass(heads, folder / "mass", title)
@@ -48,11 +42,13 @@ def plot_all(heads: Sequence[HeadInspection], found: Sequence[Hardness], folder:
 
 def plot_singular_values(heads: Sequence[HeadInspection], path: Path, title: str) -> list[Path]:
     """Singular values of all heads on a logarithmic scale, as in the paper's appendix, coloured by layer."""
-    import matplotlib.pyplot as plt
+    from matplotlib import colormaps
 
-    figure, axis = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
+    long = any(head.spectrum and len(head.spectrum.values) < head.spectrum.size for head in heads)
+    what = _count(heads) + " in the first input" + ", the largest values of each" * long
+    figure, ((axis,),) = new_figure(size=(7.2, 4.4), title=f"{title}\n{what}")
     layers = sorted({head.layer for head in heads})
-    colours = plt.get_cmap("viridis")
+    colours = colormaps["viridis"]
     for head in heads:
         if head.spectrum is None:
             continue
@@ -65,25 +61,20 @@ def plot_singular_values(heads: Sequence[HeadInspection], path: Path, title: str
     axis.set_xlabel("number of the singular value")
     axis.set_ylabel("singular value of the attention map")
     axis.set_xlim(left=0)
-    _dress(axis)
+    dress(axis)
     n_columns = 1 if len(layers) <= 16 else 2
     legend = figure.legend(loc="outside right center", frameon=False, fontsize=8, ncols=n_columns)
     for line in legend.get_lines():
         line.set(linewidth=2.2, alpha=1.0)
-    long = any(head.spectrum and len(head.spectrum.values) < head.spectrum.size for head in heads)
-    what = _count(heads) + " in the first input" + ", the largest values of each" * long
-    figure.suptitle(f"{title}\n{what}", fontsize=10, x=0.012, ha="left", parse_math=False)
     return save_figure(figure, path)
 
 
 def plot_heads(heads: Sequence[HeadInspection], found: Sequence[Hardness], path: Path, title: str) -> list[Path]:
     """Layers × heads: sparsity, entropy, effective rank, and the error of a method of each family."""
-    import matplotlib.pyplot as plt
-
     panels: list[tuple[str, Callable[[HeadInspection], float], str, str]] = [
         ("keys with a weight below 0.01", lambda head: 100 * head.below_small, "{:.0f}%", "YlGnBu"),
         ("keys with a weight below 1/M", lambda head: 100 * head.below_uniform, "{:.0f}%", "YlGnBu"),
-        ("entropy, of its largest value", lambda head: 100 * head.entropy_share, "{:.0f}%", "YlGnBu"),
+        ("entropy, relative to its maximum", lambda head: 100 * head.entropy_share, "{:.0f}%", "YlGnBu"),
     ]
     if all(head.spectrum for head in heads):
         panels.append(("effective rank", lambda head: head.effective_rank, "{:.3g}", "YlGnBu"))
@@ -94,13 +85,8 @@ def plot_heads(heads: Sequence[HeadInspection], found: Sequence[Hardness], path:
     n_columns = min(3, len(panels))
     n_rows = -(-len(panels) // n_columns)
     width, height = max(2.6, 0.42 * n_heads), max(0.7, 0.34 * len(layers))
-    figure, axes = plt.subplots(
-        n_rows,
-        n_columns,
-        figsize=(0.6 + n_columns * (width + 0.5), 0.6 + n_rows * (height + 0.7)),
-        squeeze=False,
-        layout="constrained",
-    )
+    size = (0.6 + n_columns * (width + 0.5), 0.6 + n_rows * (height + 0.7))
+    figure, axes = new_figure(n_rows, n_columns, size=size, title=title)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, (name, of, form, colours) in zip(axes.flat, panels, strict=False):
@@ -113,21 +99,20 @@ def plot_heads(heads: Sequence[HeadInspection], found: Sequence[Hardness], path:
         axis.set_xticks(range(n_heads), [str(head) for head in range(n_heads)])
     for row in axes:
         row[0].set_ylabel("layer", fontsize=8)
-    for axis in axes.flat[max(0, len(panels) - n_columns) : len(panels)]:  # the lowest of each column
+    for axis in axes.flat[max(0, len(panels) - n_columns) : len(panels)]:  # the lowest one of each column
         axis.set_xlabel("head", fontsize=8)
-    figure.suptitle(title, fontsize=10, x=0.012, ha="left", parse_math=False)
     return save_figure(figure, path)
 
 
 def plot_mass(heads: Sequence[HeadInspection], path: Path, title: str) -> list[Path]:
-    """Captured softmax mass against key visits: the mean over heads, and the middle eight tenths of them."""
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
-    others = cycle(_OTHERS)
+    """Captured softmax mass against key visits: mean and middle 80% of the heads."""
+    what = "mean of " * (len(heads) > 1) + _count(heads) + "; band: the middle 80% of them" * (len(heads) > 1)
+    figure, ((axis,),) = new_figure(size=(6.4, 4.4), title=f"{title}\n{what}")
     best: dict[float, float] = {}
-    for name, numbers in by_family(heads).items():
-        look = LOOKS.get(name) or {"color": next(others)}
+    families = by_family(heads)
+    looks = family_looks(families)
+    for name, numbers in families.items():
+        look = looks[name]
         shares = [fmean(head.outcomes[i].share for head in heads) for i in numbers]
         masses = [[100 * head.outcomes[i].captured for head in heads] for i in numbers]
         best |= {s: fmean(100 * head.outcomes[i].best for head in heads) for s, i in zip(shares, numbers, strict=True)}
@@ -145,35 +130,22 @@ def plot_mass(heads: Sequence[HeadInspection], path: Path, title: str) -> list[P
         linewidth=1.8,
         label="heaviest keys of each query",
     )
-    axis.set_xscale("log", base=2)
-    ticks = [2.0**-i for i in range(math.ceil(-math.log2(min(best))) + 1)]
-    axis.set_xticks(ticks, [f"{100 * tick:.3g}%" for tick in ticks])
-    axis.set_xlim(min(best) / 1.1, 1.1 * max(best))
-    axis.minorticks_off()
     axis.set_ylim(0, 102)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
-    axis.set_xlabel("keys visited, as a share of dense")
-    axis.set_ylabel("softmax mass of the keys met one by one")
-    _dress(axis)
+    axis.set_ylabel("softmax mass of the visited keys")
+    dress(axis)
+    share_axis(axis, min(best))
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    what = "mean of " * (len(heads) > 1) + _count(heads) + "; band: the middle 80% of them" * (len(heads) > 1)
-    figure.suptitle(f"{title}\n{what}", fontsize=10, x=0.012, ha="left", parse_math=False)
     return save_figure(figure, path)
 
 
 def plot_reasons(heads: Sequence[HeadInspection], found: Sequence[Hardness], path: Path, title: str) -> list[Path]:
-    """The error of each head against the measures that go with it most, a row for each method."""
-    import matplotlib.pyplot as plt
-
+    """Error of each head against the measures that correlate with it most, one row per method."""
     found = [one for one in found if one.correlations]
     n_columns = min(_MOST_MEASURES, max(len(one.correlations) for one in found))
-    figure, axes = plt.subplots(
-        len(found),
-        n_columns,
-        figsize=(3.1 * n_columns + 0.4, 2.7 * len(found) + 0.5),
-        squeeze=False,
-        layout="constrained",
-    )
+    size = (3.1 * n_columns + 0.4, 2.7 * len(found) + 0.5)
+    heading = f"{title}\na point is a head, darker in earlier layers"
+    figure, axes = new_figure(len(found), n_columns, size=size, title=heading)
     measures = {measure.name: measure for measure in MEASURES}
     layers = sorted({head.layer for head in heads})
     for row, one in zip(axes, found, strict=True):
@@ -192,11 +164,8 @@ def plot_reasons(heads: Sequence[HeadInspection], found: Sequence[Hardness], pat
             sign = "" if its.holds else ", may be chance"
             axis.set_title(f"{its.measure}: ρ = {its.rho:+.2f}{sign}", fontsize=9, loc="left")
             axis.set_ylim(bottom=0)
-            _dress(axis)
+            dress(axis)
         row[0].set_ylabel(f"error of {one.method.label}", fontsize=9)
-    figure.suptitle(
-        f"{title}\na point is a head, darker in earlier layers", fontsize=10, x=0.012, ha="left", parse_math=False
-    )
     return save_figure(figure, path)
 
 
@@ -206,7 +175,7 @@ def _heat(axis: Any, values: list[list[float]], colours: str, form: str, logarit
 
     finite = [value for row in values for value in row if not math.isnan(value)]
     low, high = min(finite), max(finite)
-    if form.endswith("%") and high - low < 10:  # whole per cents would all look the same
+    if form.endswith("%") and high - low < 10:  # whole per cents would hide the differences
         form = "{:.1f}%"
     norm = LogNorm(low, max(high, low * 1.001)) if logarithmic else None
     image = axis.imshow(values, cmap=colours, aspect="auto", norm=norm)
@@ -231,9 +200,3 @@ def _number(head: HeadInspection, found: Hardness) -> int:
 
 def _error_of(method: int) -> Callable[[HeadInspection], float]:
     return lambda head: head.outcomes[method].error
-
-
-def _dress(axis: Any) -> None:
-    axis.grid(True, alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(labelsize=9)

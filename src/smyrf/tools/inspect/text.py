@@ -1,4 +1,4 @@
-"""A text in the terminal, its tokens coloured by cluster."""
+"""Show a text in the terminal, its tokens coloured by cluster."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from smyrf.tools.analysis.tokens import TokenView
 
 
 def show(view: TokenView, token: int | None, title: str, console: Console) -> None:
-    """Prints the text, its clusters, and perhaps the keys of one token."""
+    """Print the text, its clusters, and the strongest keys of `token` unless it is None."""
     captured = fmean(reach.captured for reach in view.reaches)
     what = f"layer {view.layer} head {view.head}, {view.method.label}, {view.n_clusters} clusters"
     console.print(f"[bold]smyrf inspect tokens[/]: {escape(title)}; {escape(what)}", highlight=False)
     console.print(coloured(view), "", sep="\n")
     console.print(cluster_table(view))
     console.print(
-        f"a token meets {fmean(len(reach.keys) for reach in view.reaches):.0f} keys one by one, which hold "
+        f"a token visits {fmean(len(reach.keys) for reach in view.reaches):.0f} keys on average, which hold "
         f"{captured:.0%} of its softmax mass",
         highlight=False,
     )
@@ -33,7 +33,7 @@ def show(view: TokenView, token: int | None, title: str, console: Console) -> No
 
 
 def coloured(view: TokenView) -> Text:
-    """The text, each token on the colour of its cluster; neighbouring clusters have neighbouring colours."""
+    """The text with each token on the colour of its cluster; adjacent clusters have similar colours."""
     found = Text()
     for word, reach in zip(view.tokens, view.reaches, strict=True):
         found.append(" " if word.startswith((" ", "\n")) and found else "")
@@ -42,9 +42,9 @@ def coloured(view: TokenView) -> Text:
 
 
 def cluster_table(view: TokenView) -> Table:
-    """Each cluster with the tokens that ask in it and those that it looks at."""
+    """Each cluster with the tokens of its queries and of its keys."""
     found = Table(
-        title="Clusters, in the order in which the method sorts them",
+        title="Clusters, in sorting order",
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -72,19 +72,19 @@ def key_table(view: TokenView, token: int) -> Table:
     for one in reach.strongest:
         its = Text(_visible(view.tokens[one.key]), style=_style(view.reaches[one.key].cluster, view.n_clusters))
         found.add_row(str(one.key), its, f"{one.dense:.1%}", f"{one.approximate:.1%}", one.how)
-    found.caption = f"it meets {len(reach.keys)} keys with {reach.captured:.0%} of its mass"
+    found.caption = f"it visits {len(reach.keys)} keys, which hold {reach.captured:.0%} of its mass"
     if reach.folded > 1e-6:
-        found.caption += f", and gives {reach.folded:.0%} to the others through far keys"
+        found.caption += f", and gives {reach.folded:.0%} of its weight to the others through far keys"
     return found
 
 
 def _visible(word: str) -> str:
-    """A token without the blank in front, line breaks as a sign."""
+    """A token without its leading blank, with line breaks made visible."""
     return word.replace("\n", "↵").strip(" ") or "␣"
 
 
 def _style(cluster: int, n_clusters: int) -> str:
-    """Dark on a light colour by the cluster's place; plain for a token in none."""
+    """Dark text on a light colour by the index of the cluster; plain for a token in none."""
     if cluster < 0:
         return ""
     red, green, blue = colorsys.hsv_to_rgb(0.85 * cluster / max(1, n_clusters), 0.45, 0.95)

@@ -1,4 +1,4 @@
-"""What `smyrf bench quality` does once its arguments are known to be good."""
+"""Run `smyrf bench quality` on validated arguments."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 
 from smyrf.call import Call
-from smyrf.tools.bench import results
-from smyrf.tools.quality.cases import Contender
+from smyrf.tools.progress import track
+from smyrf.tools.quality.entrants import Entrant
 from smyrf.tools.quality.measure import Exact, Quality, exact, measure
 from smyrf.tools.quality.peers import PeerError
 from smyrf.tools.quality.plot import plot as write_plot
 from smyrf.tools.quality.table import table
+from smyrf.tools.results import machine_line, write_results
+from smyrf.tools.tables import print_written
 
 
 def bench_quality(
     calls: Sequence[Call],
-    entrants: Sequence[Contender],
+    entrants: Sequence[Entrant],
     source: str,
     *,
     gradients: bool,
@@ -33,10 +34,10 @@ def bench_quality(
     config: dict[str, Any],
     console: Console,
 ) -> list[Quality]:
-    """Measures everything, prints the table, and writes what was asked for.
+    """Measure everything, print the table, and write what was asked for.
 
     Args:
-        source: where q, k and v are from, for titles.
+        source: origin of q, k and v, for titles.
         config: for the result file.
     """
     torch.set_num_threads(threads)
@@ -45,28 +46,26 @@ def bench_quality(
         f"{source}: {len(calls)} layer{'s' * (len(calls) > 1)}, {batch} × {heads} heads of {width}, "
         f"{n_queries:,} queries, {calls[0].k.shape[2]:,} keys"
     )
-    machine = f"{results.machine()['cpu']}, {threads} thread{'s' * (threads > 1)}"
+    machine = machine_line(threads)
     console.print(f"[bold]smyrf bench quality[/]: {setting}; {machine}", highlight=False)
     with console.status("dense attention"):
         layers = [exact(call, gradients, seed + i) for i, call in enumerate(calls)]
 
     def keep(qualities: list[Quality]) -> None:
         if json is not None:
-            rows = [one.row() for one in qualities]
-            results.write(json, results.command_line(), threads, config | {"gradients": gradients, "seed": seed}, rows)
+            about = config | {"gradients": gradients, "seed": seed}
+            write_results(json, [one.row() for one in qualities], threads=threads, config=about)
 
     qualities = measure_all(entrants, layers, time=time, seed=seed, console=console, keep=keep)
     console.print(table(qualities, f"Error without retraining, {source}"))
-    if json is not None:
-        console.print(f"written: {json}")
+    print_written([json] if json is not None else [], console)
     if plot is not None:
-        for file in write_plot(qualities, plot, f"{setting}\n{machine}"):
-            console.print(f"written: {file}")
+        print_written(write_plot(qualities, plot, f"{setting}\n{machine}"), console)
     return qualities
 
 
 def measure_all(
-    entrants: Sequence[Contender],
+    entrants: Sequence[Entrant],
     layers: Sequence[Exact],
     *,
     time: bool,
@@ -74,16 +73,16 @@ def measure_all(
     console: Console,
     keep: Callable[[list[Quality]], None],
 ) -> list[Quality]:
-    """Measures one contender after the other.
+    """Measure one entrant after the other.
 
     Args:
-        keep: called with what there is after every contender, so that a kill loses nothing.
+        keep: called with all results so far after every entrant, so that a kill loses nothing.
 
     Raises:
         PeerError: names the peer that failed.
     """
     qualities: list[Quality] = []
-    for entrant in track(entrants, "error and time", console=console, transient=True):
+    for entrant in track(entrants, "error and time", total=len(entrants), console=console):
         try:
             qualities.append(measure(entrant, layers, time=time, seed=seed))
         except Exception as error:

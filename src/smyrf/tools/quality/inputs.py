@@ -1,4 +1,4 @@
-"""q, k and v to measure on: from a file, and in the form in which every method takes them."""
+"""q, k and v to measure on: read from a file, and brought into a form that every method takes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from smyrf.attention import attention
-from smyrf.call import Call
 from smyrf.methods import Dense
+from smyrf.call import Call
 
 SUFFIXES = (".safetensors", ".npz")
 _NAME = re.compile(r"(q|k|v|scale)(?:\.(\d+))?")
 
 
 def load_qkv(path: Path) -> list[Call]:
-    """The layers of a .safetensors or .npz file; nothing is ever unpickled.
+    """Layers of a .safetensors or .npz file; nothing is ever unpickled.
 
-    The file holds tensors q, k and v, ``(batch, heads, N, D)`` or without the leading axes, and perhaps a
-    number scale; or those of several layers as q.0, k.0, v.0, q.1 and so on.
+    The file contains tensors q, k and v, ``(batch, heads, N, D)`` or without leading axes, and optionally a number
+    scale; tensors of several layers are named q.0, k.0, v.0, q.1 and so on.
 
     Raises:
         ValueError: names the file, and the tensor that is missing or wrong.
@@ -44,7 +44,7 @@ def load_qkv(path: Path) -> list[Call]:
 
 
 def uniform(calls: Sequence[Call]) -> list[Call]:
-    """Calls in float32, with as many key heads as query heads, all of one length.
+    """Convert calls to float32 with as many key heads as query heads, and check that all have one length.
 
     Example:
         >>> import torch
@@ -71,10 +71,10 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file")
     if path.suffix == ".npz":
-        try:  # the file is opened here because NumPy leaves a broken one open
+        try:  # opened here because NumPy leaves a broken file open
             with path.open("rb") as file, numpy.load(file, allow_pickle=False) as data:
                 return {name: torch.from_numpy(data[name]) for name in data.files}
-        # `data.files` is missing where a file of a single array has the name of an archive.
+        # A file with a single array has no `data.files`.
         except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is not a readable .npz file: {error}") from error
     from safetensors import SafetensorError
@@ -86,7 +86,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is not a readable .safetensors file: {error}") from error
 
 
-def _layer(path: Path, number: int, part: dict[str, Tensor]) -> Call:
+def _layer(path: Path, number: int, part: dict[str, Tensor]) -> Captured:
     where = f"{path}, layer {number}"
     for name in ("q", "k", "v"):
         if name not in part:

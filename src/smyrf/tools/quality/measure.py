@@ -1,4 +1,4 @@
-"""Errors and times of a contender on given q, k and v, against dense attention.
+"""Errors and times of an entrant on given q, k and v, against dense attention.
 
 Shapes: batch, heads, N queries, M keys, D width, E value width; A the map of attention, N × M.
 """
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from smyrf.call import Call
 from smyrf.tools.analysis.error import relative_error
-from smyrf.tools.bench.timing import seconds
-from smyrf.tools.quality.cases import Contender
+from smyrf.tools.quality.entrants import Entrant
+from smyrf.tools.timer import best_times
 
-# Seconds that are spent on timing a contender, and as much on SDPA beside it.
+# Seconds to time an entrant, and as many for SDPA beside it.
 TIMING_SECONDS = 0.5
 
 
@@ -40,22 +40,22 @@ class Exact(NamedTuple):
 
 @dataclass(frozen=True)
 class Quality:
-    """What was measured of a contender. Errors are relative, one number per layer.
+    """Measurements of an entrant. Errors are relative, one number per layer.
 
     With a normal cotangent R the gradient of the values is dv = AᵀR, and E‖(A − Â)ᵀR‖² = E · ‖A − Â‖_F²
-    for a method that is linear in v once it has chosen its keys. So the relative error of dv estimates
-    that of the map in the Frobenius norm, ‖A − Â‖_F / ‖A‖_F, without an N × M matrix. M · E normal
-    numbers go into each head, so the estimate is within a few per cent.
+    for a method that is linear in v once its keys are chosen. So the relative error of dv estimates
+    that of the map in the Frobenius norm, ‖A − Â‖_F / ‖A‖_F, without an N × M matrix, to within a few
+    per cent: M · E normal numbers enter for each head.
 
     Args:
         out: error of the output.
         dq, dk: errors of the gradients of queries and keys; None if they were not measured.
-        map: error of the gradient of the values, which is that of the map; None if not measured.
-        seconds, sdpa_seconds: of a forward call on one document, mean over the layers, best of several
-            turns; both in turn with each other. None if not measured.
+        map: error of the gradient of the values, which estimates that of the map; None if not measured.
+        seconds, sdpa_seconds: best time of a forward call on one document, averaged over layers, both timed
+            in turn; None if not measured.
     """
 
-    contender: Contender
+    entrant: Entrant
     out: tuple[float, ...]
     dq: tuple[float, ...] | None = None
     dk: tuple[float, ...] | None = None
@@ -65,7 +65,7 @@ class Quality:
 
     @property
     def error(self) -> float:
-        """Error of the output, mean over layers."""
+        """Error of the output, averaged over layers."""
         return fmean(self.out)
 
     @property
@@ -74,14 +74,14 @@ class Quality:
         return self.seconds / self.sdpa_seconds if self.seconds and self.sdpa_seconds else None
 
     def row(self) -> dict[str, Any]:
-        """As it stands in a result file."""
+        """The row of a result file."""
         return {
-            "family": self.contender.family,
-            "label": self.contender.label,
-            "ours": self.contender.ours,
-            "settings": self.contender.settings,
-            "budget": self.contender.budget,
-            "key_visits": self.contender.key_visits,
+            "family": self.entrant.family,
+            "label": self.entrant.label,
+            "ours": self.entrant.ours,
+            "settings": self.entrant.settings,
+            "budget": self.entrant.budget,
+            "key_visits": self.entrant.key_visits,
             "error": self.error,
             "worst_error": max(self.out),
             "map_error": None if self.map is None else fmean(self.map),
@@ -99,7 +99,7 @@ class Quality:
 
 
 def exact(call: Call, gradients: bool, seed: int) -> Exact:
-    """Dense attention of a layer, with the cotangent under which gradients are compared."""
+    """Dense attention of a layer, and the cotangent for which gradients are compared."""
     q, k, v = (x.detach().requires_grad_(gradients) for x in call.qkv)
     out = F.scaled_dot_product_attention(q, k, v, scale=call.scale)
     if not gradients:
@@ -108,15 +108,15 @@ def exact(call: Call, gradients: bool, seed: int) -> Exact:
     return Exact(call, out.detach(), cotangent, torch.autograd.grad(out, (q, k, v), cotangent))
 
 
-def measure(contender: Contender, layers: Sequence[Exact], *, time: bool, seed: int) -> Quality:
-    """Errors on all layers, with gradients if the layers have them, and times if they are asked for.
+def measure(entrant: Entrant, layers: Sequence[Exact], *, time: bool, seed: int) -> Quality:
+    """Errors on all layers, with gradients if the layers have them, and times if asked for.
 
     Example:
         >>> import torch
-        >>> from smyrf.tools.quality.cases import contenders
+        >>> from smyrf.tools.quality.entrants import all_entrants
         >>> x = torch.randn(1, 2, 16, 8)
         >>> layer = exact(Call(x, x, x, 0.3), gradients=False, seed=0)
-        >>> one_cluster = contenders([16], 16, 16, None)[0]
+        >>> one_cluster = all_entrants([16], 16, 16, None)[0]
         >>> measure(one_cluster, [layer], time=False, seed=0).error < 1e-6
         True
     """
@@ -124,30 +124,30 @@ def measure(contender: Contender, layers: Sequence[Exact], *, time: bool, seed: 
     by_input: list[list[float]] = [[], [], []]
     for call, exact_out, cotangent, exact_gradients in layers:
         q, k, v = (x.detach().requires_grad_(cotangent is not None) for x in call.qkv)
-        found = contender.run(q, k, v, call.scale, seed)
+        found = entrant.run(q, k, v, call.scale, seed)
         out.append(relative_error(found.detach(), exact_out))
         if exact_gradients is not None:
             gradients = torch.autograd.grad(found, (q, k, v), cotangent)
             for errors, gradient, wanted in zip(by_input, gradients, exact_gradients, strict=True):
                 errors.append(relative_error(gradient, wanted))
     dq, dk, dv = (tuple(errors) or None for errors in by_input)
-    took, sdpa_took = _time(contender, [layer.call for layer in layers], seed) if time else (None, None)
-    return Quality(contender, tuple(out), dq, dk, dv, took, sdpa_took)
+    took, sdpa_took = _time(entrant, [layer.call for layer in layers], seed) if time else (None, None)
+    return Quality(entrant, tuple(out), dq, dk, dv, took, sdpa_took)
 
 
-def _time(contender: Contender, calls: list[Call], seed: int) -> tuple[float, float]:
-    """Seconds per layer of the contender and of SDPA, on the first document."""
+def _time(entrant: Entrant, calls: list[Call], seed: int) -> tuple[float, float]:
+    """Seconds per layer of the entrant and of SDPA, on the first document."""
     firsts = [Call(call.q[:1], call.k[:1], call.v[:1], call.scale) for call in calls]
 
     def ours() -> None:
         with torch.no_grad():
             for call in firsts:
-                contender.run(*call.qkv, call.scale, seed)
+                entrant.run(*call.qkv, call.scale, seed)
 
     def sdpa() -> None:
         with torch.no_grad():
             for call in firsts:
                 F.scaled_dot_product_attention(*call.qkv, scale=call.scale)
 
-    best = dict(seconds({"ours": ours, "sdpa": sdpa}, budget=TIMING_SECONDS))
+    best = dict(best_times({"ours": ours, "sdpa": sdpa}, budget=TIMING_SECONDS))
     return best["ours"] / len(calls), best["sdpa"] / len(calls)

@@ -1,8 +1,8 @@
-"""Other people's methods, to compare with: they live outside the package and are loaded from a path.
+"""Methods from outside the package to compare with, loaded from a path.
 
-A peers file is Python: a module, or a folder with an ``__init__.py``. It is run, so name only files that you
-trust. It defines ``peers(budget, n_keys, n_queries) -> dict[str, Peer]``: for a budget in key visits
-per query, the name of each method and the method itself.
+A peers file is a Python module, or a folder with an ``__init__.py``. It is executed, so load only files that you
+trust. It defines ``peers(budget, n_keys, n_queries) -> dict[str, Peer]``: methods by name, for a budget in key visits
+per query.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Peer:
 
     Args:
         run: ``(q, k, v, scale, seed) -> out`` on ``(batch, heads, N, D)``, differentiable.
-        key_visits: keys that a query is compared with, all passes over centroids included. A visit is one
+        key_visits: keys that a query is compared with, including all passes over centroids; a visit is one
             score and one row of values.
-        settings: what the budget was turned into, for the result file.
+        settings: its sizes for the budget, for the result file.
     """
 
     run: Run
@@ -61,7 +61,7 @@ def load_peers(path: Path) -> PeersOf:
     sys.modules[name] = module  # relative imports inside a folder look here
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a foreign file does at import, it is named
+    except Exception as error:  # foreign code may raise anything
         del sys.modules[name]
         raise PeerError(f"cannot be imported: {type(error).__name__}: {error}") from error
     found = getattr(module, "peers", None)

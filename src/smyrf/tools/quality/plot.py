@@ -1,4 +1,4 @@
-"""Qualities as plots, PNG and SVG: error against key visits and against time, and the map's error."""
+"""Plots of error against key visits and against time, and of the map's error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from smyrf.tools.plotting import save_figure
+from smyrf.tools.plotting import dress, new_figure, save_figure
 from smyrf.tools.quality.measure import Quality
 
 # Ours in warm colours, peers in blue and grey; the methods before their ablations.
@@ -19,16 +19,10 @@ _MARKERS = "osD^vP*X"
 
 
 def plot(qualities: Sequence[Quality], path: Path, title: str) -> list[Path]:
-    """Writes `path`.png and `path`.svg, and says what it wrote.
+    """Write `path`.png and `path`.svg, and return the paths.
 
-    A curve is a family: at each budget its sizes with the smallest error; against time, those sizes that no
-    others of the family beat in both.
+    A curve is a family: at each budget its sizes with the smallest error; against time, its Pareto front.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     panels = [_Panel("key visits per query", "error of the output", _visits, _error, _best_of_budgets)]
     if any(one.map is not None for one in qualities):
         panels.append(
@@ -38,12 +32,10 @@ def plot(qualities: Sequence[Quality], path: Path, title: str) -> list[Path]:
         panels.append(
             _Panel("time, relative to PyTorch's fused attention", "error of the output", _time, _error, _front)
         )
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(4.4 * len(panels) + 2.2, 4.6), squeeze=False, layout="constrained"
-    )
+    figure, axes = new_figure(1, len(panels), size=(4.4 * len(panels) + 2.2, 4.6), title=title)
     families: dict[str, list[Quality]] = {}
     for one in qualities:
-        families.setdefault(one.contender.family, []).append(one)
+        families.setdefault(one.entrant.family, []).append(one)
     looks = _looks(families)
     handles: dict[str, Any] = {}
     for axis, panel in zip(axes[0], panels, strict=True):
@@ -52,12 +44,11 @@ def plot(qualities: Sequence[Quality], path: Path, title: str) -> list[Path]:
             (handles[name],) = axis.plot(*zip(*points, strict=True), **looks[name])
         _dress(axis, panel)
         if panel.x is _visits:
-            budgets = sorted({one.contender.budget for one in qualities})
+            budgets = sorted({one.entrant.budget for one in qualities})
             axis.set_xticks(budgets, [str(budget) for budget in budgets])
             axis.xaxis.minorticks_off()
         else:
             axis.axvline(1.0, color="#9ca3af", linewidth=1, linestyle=":", zorder=0)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left", parse_math=False)
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=9)
     return save_figure(figure, path)
 
@@ -79,14 +70,13 @@ def _dress(axis: Any, panel: _Panel) -> None:
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     # Between powers of ten, 2 and 5 are enough.
     axis.yaxis.set_minor_formatter(lambda value, _: f"{value:.1g}" if f"{value:e}"[0] in "25" else "")
+    dress(axis)
     axis.tick_params(which="both", labelsize=8)
-    axis.grid(True, alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _looks(families: dict[str, list[Quality]]) -> dict[str, dict[str, Any]]:
     """How each curve is drawn: our methods, then their ablations, then peers."""
-    ours = [name for name, members in families.items() if members[0].contender.ours]
+    ours = [name for name, members in families.items() if members[0].entrant.ours]
     ablations = [name for name in ours if name.startswith("Smyrf, ") and not name.endswith("pairs once")]
     looks: dict[str, dict[str, Any]] = {}
     for names, colours, style, width, order in (
@@ -107,12 +97,12 @@ def _looks(families: dict[str, list[Quality]]) -> dict[str, dict[str, Any]]:
 
 
 def _best_of_budgets(family: list[Quality]) -> list[Quality]:
-    budgets = sorted({one.contender.budget for one in family})
-    return [min((one for one in family if one.contender.budget == budget), key=_error) for budget in budgets]
+    budgets = sorted({one.entrant.budget for one in family})
+    return [min((one for one in family if one.entrant.budget == budget), key=_error) for budget in budgets]
 
 
 def _front(family: list[Quality]) -> list[Quality]:
-    """From fast to slow, those with a smaller error than all faster ones."""
+    """Those with a smaller error than all faster ones, from fast to slow."""
     front: list[Quality] = []
     for one in sorted(family, key=_time):
         if not front or one.error < front[-1].error:
@@ -121,7 +111,7 @@ def _front(family: list[Quality]) -> list[Quality]:
 
 
 def _visits(one: Quality) -> float:
-    return one.contender.key_visits
+    return one.entrant.key_visits
 
 
 def _time(one: Quality) -> float:

@@ -1,7 +1,7 @@
-"""Plots of a report, as plotly draws them; colours are the page's.
+"""Plotly charts of a report; the page sets their colours.
 
-A chart is a dictionary: ``id``, ``title``, ``layout``, and ``data`` or several ``choices`` of data with a label. A
-trace whose ``meta`` is the name of a family of methods has its colour.
+A chart is a dictionary: ``id``, ``title``, ``layout``, and ``data`` or several labelled ``choices`` of data. The
+``meta`` of a trace names the family of methods whose colour it has.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from statistics import fmean
 from typing import Any
 
 from smyrf.tools.analysis.inspection import HeadInspection
-from smyrf.tools.compare.run import Row, relative_time
-from smyrf.tools.inspect.layers import Row as Heads
-from smyrf.tools.inspect.layers import by_family
+from smyrf.tools.compare.run import ModelRow, relative_time
+from smyrf.tools.inspect.layers import HeadSet, by_family
 from smyrf.tools.report.findings import Findings
 
 Chart = dict[str, Any]
 DENSE = "Dense"
-# Below this an error is nothing but rounding, and a logarithm has no place for zero.
+# Smaller errors are rounding; a logarithmic axis cannot show zero.
 LEAST = 1e-6
 
 
@@ -42,22 +41,24 @@ def trade_off(findings: Findings) -> list[Chart]:
     return found
 
 
-def _share(row: Row) -> float | None:
+def _share(row: ModelRow) -> float | None:
     return 100 * row.cost.share
 
 
-def _percent(row: Row, dense: Row) -> float | None:
+def _percent(row: ModelRow, dense: ModelRow) -> float | None:
     time = relative_time(row, dense)
     return None if time is None else 100 * time
 
 
-def _against(rows: Sequence[Row], name: str, title: str, axis: str, of: Callable[[Row], float | None]) -> Chart:
-    families: dict[str, list[Row]] = {}
+def _against(
+    rows: Sequence[ModelRow], name: str, title: str, axis: str, of: Callable[[ModelRow], float | None]
+) -> Chart:
+    families: dict[str, list[ModelRow]] = {}
     for row in rows:
         families.setdefault(row.family, []).append(row)
     data = []
     for family, its in families.items():
-        its.sort(key=lambda row: row.cost.share)  # a line goes from a small budget to a large one
+        its.sort(key=lambda row: row.cost.share)  # lines run from small to large budgets
         its = [row for row in its if math.isfinite(row.drift.error)]
         points = [(x, max(row.drift.error, LEAST), row.label) for row in its if (x := of(row)) is not None]
         data.append(
@@ -77,15 +78,15 @@ def _against(rows: Sequence[Row], name: str, title: str, axis: str, of: Callable
 
 
 def _error_axis(title: str) -> dict[str, Any]:
-    # Errors often lie within one power of ten, and so few ticks stand at 1, 2 and 5 there.
+    # Errors often span less than a power of ten; few ticks then fall on 1, 2 and 5.
     return {"type": "log", "title": {"text": title}, "nticks": 4, "tickformat": "~g"}
 
 
 def heat_maps(findings: Findings) -> list[Chart]:
-    """Layers × heads: what a map is like, and the error of each method on it."""
+    """Layers × heads: measures of the maps, and the error of each method."""
     heads = findings.heads
     maps: list[tuple[str, Callable[[HeadInspection], float]]] = [
-        ("entropy, share of the largest there is", lambda head: head.entropy_share),
+        ("entropy, relative to its maximum", lambda head: head.entropy_share),
         ("keys below a weight of 0.01, share", lambda head: head.below_small),
         ("keys below a weight of 1/M, share", lambda head: head.below_uniform),
     ]
@@ -96,8 +97,8 @@ def heat_maps(findings: Findings) -> list[Chart]:
         for i, one in enumerate(heads[0].outcomes)
     ]
     return [
-        _heat("chart-maps", "the maps themselves", heads, maps),
-        _heat("chart-errors", "what methods make of them", heads, errors),
+        _heat("chart-maps", "measures of the maps", heads, maps),
+        _heat("chart-errors", "errors of methods", heads, errors),
     ]
 
 
@@ -127,7 +128,7 @@ def _heat(name: str, title: str, heads: Sequence[HeadInspection], measures: Sequ
 
 
 def singular_values(findings: Findings) -> Chart | None:
-    """Of every head's map, relative to the largest; a line for each head, coloured by layer."""
+    """Singular values of every head's map, relative to the largest; one line per head, coloured by layer."""
     heads = [head for head in findings.heads if head.spectrum is not None and head.spectrum.values[0] > 0.0]
     if not heads:
         return None
@@ -156,8 +157,8 @@ def singular_values(findings: Findings) -> Chart | None:
 
 
 def captured_mass(findings: Findings) -> Chart | None:
-    """Softmax mass of the keys that are met, against key visits, beside the most that so many keys could have."""
-    everything = Heads("all", findings.heads)
+    """Softmax mass of the visited keys against key visits, and the most that this number of keys can hold."""
+    everything = HeadSet("all", findings.heads)
     data: list[dict[str, Any]] = []
     best: dict[float, float] = {}
     for family, numbers in by_family(findings.heads).items():
@@ -193,9 +194,9 @@ def captured_mass(findings: Findings) -> Chart | None:
     )
     layout = {
         "xaxis": {"title": {"text": "key visits, % of dense"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "softmax mass met, %"}, "range": [0, 102]},
+        "yaxis": {"title": {"text": "captured softmax mass, %"}, "range": [0, 102]},
     }
-    return {"id": "chart-mass", "title": "softmax mass that is met", "data": data, "layout": layout}
+    return {"id": "chart-mass", "title": "captured softmax mass", "data": data, "layout": layout}
 
 
 def by_layer(findings: Findings) -> Chart | None:

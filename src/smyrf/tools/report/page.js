@@ -67,7 +67,7 @@ function answer(view, number, place) {
   const where = reach.cluster < 0 ? "is in no cluster" : `is in cluster ${reach.cluster + 1} of ${view.n_clusters}`;
   const folded = reach.folded > 0.0005 ? `, ${percent(reach.folded)} of its weight goes to far keys` : "";
   place.replaceChildren(
-    element("p", {}, element("strong", {}, view.tokens[number].trim() || "␣"), ` ${where}, meets ${reach.n_met} of ${view.n_tokens} keys, which hold ${percent(reach.captured)} of the exact weight${folded}.`),
+    element("p", {}, element("strong", {}, view.tokens[number].trim() || "␣"), ` ${where}, visits ${reach.n_met} of ${view.n_tokens} keys, which hold ${percent(reach.captured)} of the exact weight${folded}.`),
     element("table", {}, element("tbody", {}, ...rows)),
     element("p", { className: "note" }, "Its strongest keys. Upper bar: exact weight, lower bar: what the method gives."),
   );
@@ -87,7 +87,7 @@ function showTokens() {
   });
   text.replaceChildren(...spans);
   text.classList.remove("asked");
-  side.replaceChildren(element("p", { className: "note" }, "Point at a token, or tap it: the keys that it meets stay bright."));
+  side.replaceChildren(element("p", { className: "note" }, "Point at a token, or tap it: the keys that it visits stay bright."));
   const ask = (event) => {
     const number = event.target.dataset && event.target.dataset.number;
     if (number === undefined) return;

@@ -1,4 +1,4 @@
-"""A report as one HTML file: data, plots and the library that draws them are all in it."""
+"""A report as one HTML file that contains its data, its plots and the library that draws them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ from string import Template
 from typing import Any
 
 from smyrf.tools.analysis.tokens import TokenView
-from smyrf.tools.bench.table import duration
-from smyrf.tools.compare.run import TUNED_DOCUMENTS, Row, relative_time
+from smyrf.tools.compare.run import TUNED_DOCUMENTS, ModelRow, relative_time
 from smyrf.tools.inspect.table import sentences
 from smyrf.tools.report import charts
 from smyrf.tools.report.charts import Chart
 from smyrf.tools.report.findings import Findings, view_label
+from smyrf.tools.tables import duration
 from smyrf.tuning.search import LEAST
 
 
 def build_page(findings: Findings) -> str:
-    """The page.
-
-    Returns:
-        HTML that needs nothing from elsewhere.
-    """
+    """The page as self-contained HTML."""
     from plotly.offline import get_plotlyjs
 
     sections, drawn = _sections(findings)
@@ -41,7 +37,7 @@ def build_page(findings: Findings) -> str:
         ),
         footer=_footer(findings),
         css=parts["page.css"],
-        # The end of an element may stand in no script, wherever it comes from.
+        # A script must not contain the end tag of its element.
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         script=parts["page.js"],
@@ -49,21 +45,21 @@ def build_page(findings: Findings) -> str:
 
 
 _FILES = ("page.html", "page.css", "page.js")
-# What one of a model's inputs is called.
+# Name of one input, by kind.
 _UNITS = {"text": "document", "images": "image", "audio": "sound"}
 
 
 def summary(findings: Findings) -> str:
-    """The most important thing, in a sentence or two."""
+    """The main result in two or three sentences."""
     tangent = [row for row in findings.rows[1:] if row.family == "Tangent"]
     n_layers = len({head.layer for head in findings.heads})
     n_heads = len(findings.heads)
-    said = f"Looked at: {n_heads} head{'s' * (n_heads > 1)} of {n_layers} layer{'s' * (n_layers > 1)}. "
+    said = f"Inspected: {n_heads} head{'s' * (n_heads > 1)} of {n_layers} layer{'s' * (n_layers > 1)}. "
     if tangent:
         row = min(tangent, key=lambda one: abs(one.cost.share - 0.25))
         said += (
-            f"With {row.label} a query spends {100 * row.cost.share:.3g}% of the key visits of dense attention, and "
-            f"the outputs of the model move by {row.drift.error:.2g} of their length (mean cosine of tokens "
+            f"With {row.label} a query makes {100 * row.cost.share:.3g}% of the key visits of dense attention, and the "
+            f"relative error of the model's outputs is {row.drift.error:.2g} (mean cosine of tokens "
             f"{row.drift.token_cosine:.4f}). "
         )
     tuned, target = 100 * findings.rows[-1].cost.share, findings.max_error
@@ -71,7 +67,7 @@ def summary(findings: Findings) -> str:
 
 
 def _sections(findings: Findings) -> tuple[list[tuple[str, str, str]], list[Chart]]:
-    """Name, title and HTML of each section, and the charts in them."""
+    """Name, title and HTML of each section, and their charts."""
     drawn: list[Chart] = []
     sections = []
 
@@ -85,7 +81,7 @@ def _sections(findings: Findings) -> tuple[list[tuple[str, str, str]], list[Char
 
     add(
         "trade-off",
-        "What it costs, and what it gives",
+        "Cost and quality",
         "The model with other attention against itself, without retraining: error of its last hidden states, "
         "‖output − dense‖ / ‖dense‖ over all tokens. Lower left is better.",
         charts.trade_off(findings),
@@ -94,8 +90,8 @@ def _sections(findings: Findings) -> tuple[list[tuple[str, str, str]], list[Char
     add(
         "layers",
         "Layers and heads",
-        "Each head on its own: how its weights are spread, and the relative error of its output, over "
-        f"{_looked_at(findings)}.",
+        "Each head by itself: how its weights are spread, and the relative error of its output, over "
+        f"{_inspected(findings)}.",
         [charts.by_layer(findings), *charts.heat_maps(findings)],
         _hard(findings),
     )
@@ -110,7 +106,7 @@ def _sections(findings: Findings) -> tuple[list[tuple[str, str, str]], list[Char
         body = '<div class="view"><div class="tokens"></div><div class="answer" aria-live="polite"></div></div>'
         n_shown, n_tokens = len(findings.views[0].reaches), len(findings.views[0].tokens)
         some = f", its first {n_shown:,} of {n_tokens:,} tokens" if n_shown < n_tokens else ""
-        note = f"The first document as a head sees it{some}. Tokens of one colour ask together."
+        note = f"The first document as a head sees it{some}. Tokens of one colour share a cluster."
         add(
             "tokens",
             "Tokens and clusters",
@@ -120,7 +116,7 @@ def _sections(findings: Findings) -> tuple[list[tuple[str, str, str]], list[Char
         )
     n_tuned = min(TUNED_DOCUMENTS, findings.n_documents)
     note = (
-        f"For each layer the smallest budget of Tangent, from {LEAST} key visits on, whose error stays below "
+        f"For each layer the smallest budget of Tangent, at least {LEAST} key visits, whose error stays below "
         f"{findings.max_error:g} on {_first(n_tuned, findings)}; two budgets where its heads differ, and dense "
         "attention where no budget saves enough (smyrf.tune, whether or not it is faster at this length)."
     )
@@ -129,15 +125,15 @@ def _sections(findings: Findings) -> tuple[list[tuple[str, str, str]], list[Char
 
 
 def _first(n: int, findings: Findings) -> str:
-    """Some of a model's inputs, in words."""
+    """The first n inputs, in words."""
     unit, every = _UNITS[findings.kind], findings.n_documents
     if every == 1:
         return f"one {unit}"
     return f"{n} {unit}s" if n == every else f"the first {f'{n} ' * (n > 1)}of {every} {unit}s"
 
 
-def _looked_at(findings: Findings) -> str:
-    """Of which rows of which documents the numbers of a head are."""
+def _inspected(findings: Findings) -> str:
+    """The queries and documents on which heads were inspected, in words."""
     least, most = (of(head.n_rows for head in findings.heads) for of in (min, max))
     rows = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     return f"{rows} {'query' if most == 1 else 'queries'} from {_first(findings.n_inspected, findings)}"
@@ -145,21 +141,21 @@ def _looked_at(findings: Findings) -> str:
 
 def _about_maps(findings: Findings) -> str:
     note = (
-        "Mass that is met says how much of the softmax the keys hold that a query meets one by one, over "
-        f"{_looked_at(findings)}. What Tangent does not meet it keeps in far keys."
+        "Captured mass is the share of the softmax on the keys that a query visits, over "
+        f"{_inspected(findings)}. Tangent folds the other keys into far keys."
     )
     spectra = [head.spectrum for head in findings.heads if head.spectrum is not None]
     if not spectra:
         return note
     some = ", the largest ones of a long map" * any(len(one.values) < one.size for one in spectra)
     return (
-        f"Singular values are those of whole maps, in {_first(1, findings)}{some}; where they fall fast, a map is "
-        f"close to one of low rank. {note}"
+        f"Singular values are those of whole maps, in {_first(1, findings)}{some}; if they decay fast, a map is close "
+        f"to one of low rank. {note}"
     )
 
 
 def _view(view: TokenView) -> dict[str, Any]:
-    """What the script shows of a text."""
+    """The part of a view that the page's script needs."""
     reaches = [
         {
             "cluster": reach.cluster,
@@ -176,8 +172,8 @@ def _view(view: TokenView) -> dict[str, Any]:
 
 
 def _hard(findings: Findings) -> str:
-    """Which heads are hard, and what they have in common, for those who want to know."""
-    if not findings.hard or len(findings.heads) == 1:  # one head is neither harder than another nor easier
+    """Which heads are hard, and what they have in common."""
+    if not findings.hard or len(findings.heads) == 1:  # a single head cannot be compared
         return ""
     lines = [line.strip() for one in findings.hard for line in sentences(one)]
     items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
@@ -193,7 +189,7 @@ def _box(chart: Chart) -> str:
     return f'<div class="chart">{title}{select}<div class="plot" id="{chart["id"]}"></div></div>'
 
 
-def _comparison(rows: Sequence[Row]) -> str:
+def _comparison(rows: Sequence[ModelRow]) -> str:
     names = ["attention", "key visits", "error", "cosine of tokens", "worst 1%", "time", "memory"]
     lines = []
     for row in rows:
@@ -227,7 +223,7 @@ def _plan(findings: Findings) -> str:
 
 
 def _table(names: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    # A column whose first cell is a number has numbers, and its title stands above them.
+    # Columns of numbers are aligned right; the first row decides.
     kinds = [' class="number"' if _is_number(cell) else "" for cell in lines[0]]
 
     def row(cells: Sequence[str], kind: str) -> str:

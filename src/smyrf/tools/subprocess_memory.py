@@ -1,6 +1,6 @@
-"""Peak memory of a call, in a fresh process: nothing else has been there, nothing stays.
+"""Peak memory of a call in a fresh process, where nothing ran before it.
 
-The process is a module that measures itself: ``python -m module request`` prints the bytes that `peak_bytes` has found.
+The process runs a module that measures itself: ``python -m module request`` prints the bytes that `peak_bytes` finds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def can_measure() -> str | None:
 
 
 def ask(module: str, request: str, what: str, environment: Mapping[str, str] | None = None) -> int:
-    """The bytes that a module prints when it is run.
+    """Run a module in a fresh process and return the bytes that it prints.
 
     Args:
         module: its name.
         request: its only argument.
-        what: whose memory it is, for errors.
-        environment: further variables of the process.
+        what: what is measured, for errors.
+        environment: additional environment variables.
 
     Raises:
         RuntimeError: says what was measured and why that failed.
@@ -41,13 +41,13 @@ def ask(module: str, request: str, what: str, environment: Mapping[str, str] | N
     )
     if answer.returncode:
         lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
-        reason = "killed, probably for want of memory" if answer.returncode < 0 else lines[-1]
+        reason = "killed, probably out of memory" if answer.returncode < 0 else lines[-1]
         raise RuntimeError(f"measuring the memory of {what} failed: {reason}")
     return int(answer.stdout)
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Bytes that a call needs at its peak beyond what this process has before it."""
+    """Peak memory of a call beyond what the process uses before it, in bytes."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")

@@ -1,4 +1,4 @@
-"""What is compared at a budget of key visits per query: our methods, and peers from outside."""
+"""Everything that is compared at a budget of key visits per query: our methods, and peers from outside."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from smyrf.tools.quality.peers import PeerError, PeersOf, Run
 
 CLUSTER_SIZES = (16, 32, 64)
 ABLATION_SIZE = 32
-# At less, there is not a single round of the smallest clusters.
+# A smaller budget is less than one round of the smallest clusters.
 LEAST_BUDGET = min(CLUSTER_SIZES)
 
 
 @dataclass(frozen=True)
-class Contender:
+class Entrant:
     """A method at a budget.
 
     Args:
         family: the method without its sizes; one curve in a plot.
         label: the method with its sizes.
         ours: whether it is in this package.
-        key_visits: what it really spends per query.
+        key_visits: actual key visits per query.
         settings: its parameters, for the result file.
     """
 
@@ -39,11 +39,11 @@ class Contender:
     settings: dict[str, Any]
 
 
-def contenders(budgets: Sequence[int], n_keys: int, n_queries: int, peers: PeersOf | None) -> list[Contender]:
+def all_entrants(budgets: Sequence[int], n_keys: int, n_queries: int, peers: PeersOf | None) -> list[Entrant]:
     """Everything that is compared, budget by budget, ours first.
 
     Example:
-        >>> [one.label for one in contenders([16], 512, 512, None)][:2]
+        >>> [one.label for one in all_entrants([16], 512, 512, None)][:2]
         ['Smyrf 1×16', 'Smyrf 1×16, E2LSH']
     """
     found = []
@@ -55,7 +55,7 @@ def contenders(budgets: Sequence[int], n_keys: int, n_queries: int, peers: Peers
 
 
 def methods(budget: int) -> list[Method]:
-    """Our methods at a budget: SMYRF with several rounds × cluster sizes, deduplicated, and its ablations; Tangent.
+    """Our methods at a budget: Smyrf with several rounds × cluster sizes, deduplicated, and its ablations; Tangent.
 
     Example:
         >>> [method.label for method in methods(32)][:4]
@@ -74,19 +74,19 @@ def methods(budget: int) -> list[Method]:
     ]
 
 
-def _ours(method: Method, budget: int, n_keys: int, n_queries: int) -> Contender:
+def _ours(method: Method, budget: int, n_keys: int, n_queries: int) -> Entrant:
     def run(q: Tensor, k: Tensor, v: Tensor, scale: float, seed: int) -> Tensor:
         return attention(q, k, v, method=method, scale=scale, generator=seed)
 
     visits = method.key_visits(n_keys, n_queries)
-    return Contender(method.family, method.label, True, budget, visits, run, method.to_dict())
+    return Entrant(method.family, method.label, True, budget, visits, run, method.to_dict())
 
 
-def _theirs(peers: PeersOf, budget: int, n_keys: int, n_queries: int) -> list[Contender]:
+def _theirs(peers: PeersOf, budget: int, n_keys: int, n_queries: int) -> list[Entrant]:
     try:
         return [
-            Contender(name, name, False, budget, peer.key_visits, peer.run, peer.settings)
+            Entrant(name, name, False, budget, peer.key_visits, peer.run, peer.settings)
             for name, peer in peers(budget, n_keys, n_queries).items()
         ]
-    except Exception as error:  # whatever a foreign function does, it is named
+    except Exception as error:  # foreign code may raise anything
         raise PeerError(f"peers({budget}, {n_keys}, {n_queries}) failed: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Who is compared: ours, PyTorch's fused attention, and two baselines that write everything out.
+"""What methods are compared with: PyTorch's fused attention, and two eager baselines that store all scores.
 
 Shapes: batch, heads, N positions, D width, H rounds, L clusters, C and S queries and keys per cluster.
 """
@@ -6,31 +6,33 @@ Shapes: batch, heads, N positions, D width, H rounds, L clusters, C and S querie
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from smyrf.attention import attention
-from smyrf.methods import Smyrf, Tangent
-from smyrf.tools.bench.cases import DTYPES, Problem
+from smyrf.methods import Method, Smyrf
+from smyrf.tools.bench.problems import DTYPES, Problem
 
-Contender = Callable[[Tensor, Tensor, Tensor], Tensor]
+# (q, k, v) → output.
+AttentionFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 SDPA = "sdpa"
 DENSE = "eager dense"
 EAGER = "eager smyrf"
-# What ours is compared with; each can be left out.
+# Each can be left out.
 BASELINES = (EAGER, SDPA, DENSE)
 
 
-def contender(name: str, method: Smyrf | Tangent | None, backend: str | None = None) -> Contender:
-    """The function behind a name: "smyrf", "tangent", "eager smyrf" (with a method), "sdpa" or "eager dense".
+def attention_function(name: str, method: Method | None, backend: str | None = None) -> AttentionFunction:
+    """The baseline of this name, or else `smyrf.attention` with a method and a backend.
 
     Example:
         >>> import torch
         >>> x = torch.randn(1, 2, 64, 8)
-        >>> a, b = contender("sdpa", None)(x, x, x), contender("eager dense", None)(x, x, x)
+        >>> a, b = attention_function("sdpa", None)(x, x, x), attention_function("eager dense", None)(x, x, x)
         >>> torch.allclose(a, b, atol=1e-5)
         True
     """
@@ -51,9 +53,9 @@ def eager_dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def eager_smyrf(q: Tensor, k: Tensor, v: Tensor, method: Smyrf) -> Tensor:
-    """SMYRF as it was first published: all rounds gathered at once, all scores in memory.
+    """SMYRF as first published: all rounds gathered at once, all scores in memory.
 
-    Only for lengths that the cluster size divides, without masks.
+    Needs a length that the cluster size divides; takes no masks.
     """
     n, width = q.shape[-2:]
     n_clusters = n // method.cluster_size
@@ -82,15 +84,14 @@ def eager_smyrf(q: Tensor, k: Tensor, v: Tensor, method: Smyrf) -> Tensor:
     return (out * share).sum(0)
 
 
-def needed_bytes(name: str, problem: Problem, method: Smyrf | Tangent | None) -> int:
-    """A lower bound of what a contender holds at once, to refuse before memory runs out."""
+def needed_bytes(name: str, problem: Problem, method: Method | None) -> int:
+    """A lower bound of the memory that one call needs, to skip it before memory runs out."""
     item = DTYPES[problem.dtype].itemsize
     rows = problem.batch * problem.heads * problem.length
     inputs_and_output = 4 * rows * problem.width * item * (2 if problem.backward else 1)
-    per_row = 0  # scores that are written out
+    per_row = 0  # stored scores
     if name == DENSE:
         per_row = problem.length
-    elif name == EAGER:
-        assert isinstance(method, Smyrf)
-        per_row = method.n_hashes * method.cluster_size
+    elif name == EAGER and method is not None:
+        per_row = method.key_visits(problem.length)
     return inputs_and_output + rows * per_row * item * (3 if problem.backward else 2)
