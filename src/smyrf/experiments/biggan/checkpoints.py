@@ -16,13 +16,31 @@ import torch
 from torch import Tensor, nn
 
 from smyrf.atomic_write import replacing
-from smyrf.experiments.biggan.config import BOTTOM, DISCRIMINATOR, GENERATOR, Config
+from smyrf.experiments.biggan.config import BOTTOM, DISCRIMINATOR, GENERATOR, N_KEEPING, Config
 from smyrf.experiments.biggan.networks import Discriminator, Generator
 from smyrf.methods import Dense, Method
 
 Network = TypeVar("Network", bound=Generator | Discriminator)
 # Counts that PyTorch's own normalisation saves along, and that nothing here reads.
 _IGNORED = ("num_batches_tracked",)
+# Unsupported settings of the original code: by a key that only such networks have, and by a key that only they lack
+# beside another. {n} is G or D.
+_SHOWN = {
+    "blocks.0.0.conv3.weight": "BigGAN-deep, which is",
+    "blocks.0.0.conv1.u1": "spectral norm with several singular values (num_{n}_SVs > 1), which is",
+    "blocks.0.0.bn1.bn.stored_mean": "BigGAN's own batch norm (mybn=True), which is",
+    "blocks.0.0.bn1.bn.running_mean": "synchronised batch norm (cross_replica=True), which is",
+}
+_LACKED = {
+    (
+        "blocks.0.0.conv1.u0",
+        "blocks.0.0.conv1.weight",
+    ): "a network without spectral norm ({n}_param other than 'SN') is",
+    (
+        "blocks.0.0.bn1.stored_mean",
+        "blocks.0.0.bn1.gain.weight",
+    ): "a normalisation other than batch norm (norm_style) is",
+}
 
 
 class CheckpointError(ValueError):
@@ -57,6 +75,7 @@ def _load(
     config: Config | None,
 ) -> Network:
     state = read_state(path)
+    _check_supported(kind, state, path)
     try:
         config = config or read_config(path) or infer(state, path)
         with torch.device("meta"):
@@ -65,6 +84,29 @@ def _load(
         raise error if isinstance(error, CheckpointError) else CheckpointError(f"{path}: {error}") from error
     fill(network, state, path).eval()
     return network
+
+
+def _check_supported(kind: type[nn.Module], state: dict[str, Tensor], path: Path) -> None:
+    """Raises if the keys show a setting of the original code that is not supported."""
+    letter = kind.__name__[0]
+    for key, what in _SHOWN.items():
+        if key in state:
+            raise CheckpointError(f"{path}: {key} shows {what.format(n=letter)} not supported")
+    for (key, beside), what in _LACKED.items():
+        if key not in state and beside in state:
+            raise CheckpointError(f"{path}: {key} is missing: {what.format(n=letter)} not supported")
+    first, second, gain = (state.get(f"blocks.0.0.{name}.weight") for name in ("conv1", "conv2", "bn1.gain"))
+    if first is None or second is None or first.dim() < 2 or second.dim() < 2:
+        return
+    if gain is not None and gain.dim() == 2 and "blocks.0.0.bn1.gain.u0" not in state and len(gain) != first.shape[1]:
+        raise CheckpointError(
+            f"{path}: blocks.0.0.bn1.gain.weight shows an embedding of {len(gain)} classes in every normalisation "
+            "(G_shared=False), which is not supported"
+        )
+    if kind is Discriminator and first.shape[0] == first.shape[1] != second.shape[0]:
+        raise CheckpointError(
+            f"{path}: blocks.0.0.conv1.weight shows narrow blocks (D_wide=False), which are not supported"
+        )
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -113,6 +155,9 @@ def generator_config(state: dict[str, Tensor], path: Path) -> Config:
     Raises:
         CheckpointError: they are not those of a generator with classes and a shared embedding.
     """
+    if "shared.weight" not in state and not _other(Generator, state):
+        needed = "config=Config(n_shared=0, …) is needed for a generator without a shared class embedding"
+        raise CheckpointError(f"{path}: shared.weight is missing; {needed}")
     axes = {"shared.weight": 2, "linear.weight": 2, "output_layer.2.weight": 4, "blocks.0.0.bn1.gain.weight": 2}
     _check_axes(Generator, state, path, axes)
     n_blocks = _count_blocks(state)
@@ -120,6 +165,10 @@ def generator_config(state: dict[str, Tensor], path: Path) -> Config:
     n_colours, width = state["output_layer.2.weight"].shape[:2]
     n_classes, n_shared = state["shared.weight"].shape
     n_chunk = state["blocks.0.0.bn1.gain.weight"].shape[1] - n_shared
+    if n_classes == 1:
+        raise CheckpointError(
+            f"{path}: shared.weight shows a class embedding of a single class, which is not supported"
+        )
     if width % GENERATOR[resolution][-1] or width < GENERATOR[resolution][-1]:
         raise CheckpointError(
             f"{path}: output_layer.2.weight reads {width} channels, which {n_blocks} blocks never give"
@@ -152,11 +201,18 @@ def discriminator_config(state: dict[str, Tensor], path: Path) -> Config:
     n_blocks = _count_blocks(state)
     resolution = _resolution(path, DISCRIMINATOR, n_blocks)
     width, n_colours = state["blocks.0.0.conv1.weight"].shape[:2]
+    attention, n_halving = _with_attention(state), n_blocks - N_KEEPING[resolution]
+    if late := [str(number) for number in attention if number >= n_halving]:
+        setting = "D_attn='16' at 32×32 pixels" if resolution == 32 else "D_attn with 4"
+        raise CheckpointError(
+            f"{path}: attention after block{'s' * (len(late) > 1)} {' and '.join(late)}, where the image keeps its "
+            f"size ({setting} in the original code), is not supported"
+        )
     return Config(
         resolution=resolution,
         channels=width // DISCRIMINATOR[resolution][0],
         n_classes=state["embed.weight"].shape[0] if of_classes else 1,
-        attention=tuple(resolution >> (number + 1) for number in _with_attention(state)),
+        attention=tuple(resolution >> (number + 1) for number in attention),
         n_colours=n_colours,
     )
 
