@@ -53,7 +53,7 @@ def test_training_learns_and_leaves_a_model_that_says_so(method, models, data, t
         train_method=method,
         max_length=16,
         batch_size=8,
-        epochs=40,
+        epochs=16,
         learning_rate=1e-2,
     )
     result = finetune(recipe, tmp_path, data)
