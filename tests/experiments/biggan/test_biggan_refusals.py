@@ -62,8 +62,8 @@ def changed(place, tmp_path, key, change):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda x: torch.full_like(x, 1e300, dtype=torch.float64), "holds numbers that are not finite"),
-        (lambda x: torch.empty_like(x, device="meta"), "is without numbers, it must be floating-point"),
+        (lambda x: torch.full_like(x, 1e300, dtype=torch.float64), "holds values that are not finite"),
+        (lambda x: torch.empty_like(x, device="meta"), "is without data, it must be floating-point"),
     ],
     ids=["too large for float32", "meta"],
 )
@@ -253,9 +253,9 @@ def features(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "more", "sentence"),
     [
-        ("picky", ["--batch", "3"], "picky.pt cannot look at 3 images of 1 colours and 32 pixels"),
-        ("blind", [], "blind.pt sees features that are not finite"),
-        ("sees", ["--real", "{place}/one.npz"], "one.npz has one image alone, there must be two or more"),
+        ("picky", ["--batch", "3"], "picky.pt fails on 3 images of 1 colours and 32 pixels"),
+        ("blind", [], "blind.pt returns features that are not finite"),
+        ("sees", ["--real", "{place}/one.npz"], "one.npz has only one image, at least two are needed"),
         ("sees", ["--preset", "table1", "--methods", "dense"], "--preset table1 and --methods dense must not be given"),
         ("sees", ["--preset", "table2"], "--preset table2 must be table1"),
     ],
@@ -277,7 +277,7 @@ def test_a_damaged_image_of_a_dataset_is_named(tmp_path):
     column = datasets.Features({"image": datasets.Image()})
     rows = datasets.Dataset.from_dict({"image": [{"bytes": b"garbage", "path": None}]}, features=column)
     rows.save_to_disk(str(tmp_path / "rows"))
-    assert "rows: image 0 is not an image that can be read" in refused(
+    assert "rows: image 0 is not a readable image" in refused(
         "biggan", "train", tmp_path / "rows", "--resolution", "32", "--output", tmp_path / "runs"
     )
 
@@ -291,7 +291,7 @@ def test_an_image_that_breaks_its_reader_is_named(tmp_path, monkeypatch):
         raise struct.error("unpack requires a buffer of 2 bytes")
 
     monkeypatch.setattr(ImageOps, "exif_transpose", fail)
-    with pytest.raises(PictureError, match=r"a.png is not an image that can be read: unpack requires"):
+    with pytest.raises(PictureError, match=r"a.png is not a readable image: unpack requires"):
         pictures[0]
 
 
@@ -364,7 +364,7 @@ def test_a_damaged_network_of_a_checkpoint_is_named_with_what_to_do(pictures, tm
     Run(small(2), pictures, tmp_path).train(done=lambda losses: None)
     file = tmp_path / "checkpoint-2" / "average.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=r"average.safetensors cannot be read: .*; remove checkpoint-2 to go on"):
+    with pytest.raises(CheckpointError, match=r"average.safetensors cannot be read: .*; remove checkpoint-2 to resume"):
         Run(small(2), pictures, tmp_path)
 
 

@@ -156,11 +156,11 @@ def test_the_discriminator_takes_its_steps_on_images_of_their_own(pictures, tmp_
 
 def test_a_run_goes_on_with_its_own_images_and_steps_alone(pictures, tmp_path):
     Run(recipe(4), pictures, tmp_path).train(done=lambda losses: None)
-    with pytest.raises(ValueError, match="n_steps=2 is fewer than the 4"):
+    with pytest.raises(ValueError, match="n_steps=2 is less than the 4"):
         Run(recipe(2), pictures, tmp_path)
     images = numpy.random.default_rng(1).integers(0, 256, (10, 32, 32), numpy.uint8)
     numpy.savez(tmp_path / "b.npz", images=images, labels=numpy.arange(10) % 3)
-    with pytest.raises(ValueError, match="was begun with other images"):
+    with pytest.raises(ValueError, match="was started with other images"):
         Run(recipe(6), load_pictures(tmp_path / "b.npz", 32, 1, flip=True), tmp_path)
 
 

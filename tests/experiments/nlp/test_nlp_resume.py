@@ -60,7 +60,7 @@ def test_a_run_of_several_processes_does_not_go_on_in_one(models, data, tmp_path
     checkpoint.mkdir(parents=True)
     for mark in ("whole-0-of-2", "whole-1-of-2"):
         (checkpoint / mark).touch()
-    with pytest.raises(ValueError, match="was begun with 2 processes and cannot go on with 1"):
+    with pytest.raises(ValueError, match="was started with 2 processes and cannot resume with 1"):
         finetune(recipe, tmp_path, data)
 
 
