@@ -2,7 +2,6 @@ import importlib.util
 import os
 import sys
 
-import numpy
 import pytest
 import torch
 from hypothesis import settings
@@ -31,49 +30,6 @@ def minilm():
     from smyrf.tools.demo import minilm_attention
 
     return minilm_attention(n_documents=2, length=512)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Small random models of the classes that the presets of `smyrf finetune` name."""
-    import tiny  # here, because the library that stands in for ours must be there before `smyrf` is imported
-
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        "bert": tiny.save_encoder(folder / "bert"),
-        "large": tiny.save_encoder(folder / "bert-large", n_layers=4, hidden_size=32, num_attention_heads=4),
-        "roberta": tiny.save_encoder(folder / "roberta", "roberta"),
-        "calm": tiny.save_encoder(
-            folder / "calm", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, hidden_size=32
-        ),
-    }
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Small files of all its tasks."""
-    import tiny
-    from smyrf.experiments.nlp.tasks import TASKS
-
-    folder = tmp_path_factory.mktemp("data")
-    for name in TASKS:
-        tiny.write_task(folder, name)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def npz(tmp_path_factory):
-    """Images for BigGAN: ten of three classes, none its own mirror image."""
-    chance = numpy.random.default_rng(0)
-    path = tmp_path_factory.mktemp("pictures") / "a.npz"
-    numpy.savez(path, images=chance.integers(0, 256, (10, 32, 32), numpy.uint8), labels=chance.permutation(10) % 3)
-    return path
-
-
-@pytest.fixture
-def own_cache(tmp_path_factory, monkeypatch):
-    """What is kept of the machine goes to a temporary folder."""
-    monkeypatch.setenv("SMYRF_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture(scope="session")

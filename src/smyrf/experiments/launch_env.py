@@ -1,4 +1,4 @@
-"""Which of several processes this is, as ``torchrun`` and ``accelerate launch`` say it."""
+"""Rank and number of processes, as set by ``torchrun`` and ``accelerate launch``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def n_processes() -> int:
-    """Processes of this run.
+    """Number of processes in this run.
 
     Example:
         >>> n_processes()
@@ -16,7 +16,7 @@ def n_processes() -> int:
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that prints and writes.
+    """Whether this process is the one that prints and writes files.
 
     Example:
         >>> is_first_process()

@@ -1,4 +1,4 @@
-"""Frozen descriptions of a run: what JSON holds of them, and what their numbers may be."""
+"""Validation of run descriptions, and error messages in one line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def known_fields(kind: type[Any], data: object, what: str) -> dict[str, Any]:
-    """The fields of a dataclass that JSON has.
+    """Check that JSON data holds only fields of a dataclass, and return them.
 
     Args:
-        what: it is called, for the message.
+        what: name of the data in error messages.
 
     Raises:
-        ValueError: it is no object, or has a name that is unknown.
+        ValueError: the data are not an object, or have an unknown field.
 
     Example:
         >>> from smyrf import Smyrf
@@ -31,7 +31,7 @@ def known_fields(kind: type[Any], data: object, what: str) -> dict[str, Any]:
 
 
 def check_ints(record: object, least: Mapping[str, int]) -> None:
-    """Raises unless each of these attributes is an int, at least as large as it must be.
+    """Raise unless each named attribute is an int and at least its minimum.
 
     Example:
         >>> from smyrf import Smyrf
@@ -46,10 +46,7 @@ def check_ints(record: object, least: Mapping[str, int]) -> None:
 
 
 def check_between(record: object, names: tuple[str, ...], most: float, *, zero: bool) -> None:
-    """Raises unless each of these attributes is a number above 0, or from 0 on, and at most or below another.
-
-    Args:
-        zero: 0 is allowed, and then `most` is not.
+    """Raise unless each named attribute is a number in (0, most], or in [0, most) if `zero` is set.
 
     Example:
         >>> from smyrf import Tangent
@@ -65,10 +62,20 @@ def check_between(record: object, names: tuple[str, ...], most: float, *, zero: 
 
 
 def check_run_seed(seed: object) -> None:
-    """Raises unless it is an int that every generator takes.
+    """Raise unless the seed is an int that every random generator accepts (NumPy's take 32 bits).
 
     Example:
         >>> check_run_seed(0)
     """
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed!r} must be an int in [0, 2**32)")
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error message, or the error's class if the message is empty.
+
+    Example:
+        >>> first_line(OSError("no such file\\nin this folder")), first_line(EOFError())
+        ('no such file', 'EOFError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -155,7 +155,7 @@ def test_a_file_that_does_not_fit_is_named_with_its_first_wrong_key(tmp_path):
         "blocks.0.0.conv1.weight has the shape (3, 16, 3, 3), it must be (16, 16, 3, 3)": {
             **state, "blocks.0.0.conv1.weight": torch.ones(3, 16, 3, 3),
         },
-        "blocks.1.1.gamma holds numbers that are not finite": {**state, "blocks.1.1.gamma": torch.tensor(float("nan"))},
+        "blocks.1.1.gamma holds values that are not finite": {**state, "blocks.1.1.gamma": torch.tensor(float("nan"))},
         "linear.bias is torch.int64": {**state, "linear.bias": torch.ones(256, dtype=torch.int64)},
         "extra is unknown to a generator": {**state, "extra": torch.ones(1)},
     }  # fmt: skip
@@ -344,7 +344,7 @@ def test_wrong_inputs_are_named():
     z, classes = torch.randn(2, 20), torch.tensor([1, 2])
     with pytest.raises(ValueError, match=r"z has the shape \(2, 19\), it must be \(images, 20\)"):
         generator(z[:, :19], classes)
-    with pytest.raises(ValueError, match="classes are missing: there are 7"):
+    with pytest.raises(ValueError, match="classes are missing: the network has 7"):
         generator(z)
     with pytest.raises(ValueError, match="classes must be from 0 to 6, not 1 to 7"):
         generator(z, torch.tensor([1, 7]))

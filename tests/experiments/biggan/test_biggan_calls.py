@@ -125,7 +125,7 @@ def test_one_block_is_one_head(weights, tmp_path):
         (["--singular", "-1"], "--singular -1 must be at least 0"),
         (["--threads", "0"], "--threads 0 must be at least 1"),
         (["--seed", "-1"], "--seed -1 must be at least 0"),
-        (["--classes", "1,x"], "--classes 1,x must be numbers behind commas"),
+        (["--classes", "1,x"], "--classes 1,x must be numbers separated by commas"),
         (["--classes", "3"], "class 3 must be from 0 to 2"),
         (["--truncation", "0"], "truncation=0.0 must be positive"),
         (["--json", "/proc/a/b.json"], "--json /proc/a/b.json cannot be written"),

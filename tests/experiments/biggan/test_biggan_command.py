@@ -82,7 +82,7 @@ def test_the_same_latents_in_every_row_and_the_generator_as_it_was():
     [
         (["nowhere.pth"], "nowhere.pth cannot be read"),
         (["{g}", "--methods", "dens"], "--methods: 'dens' is not a method"),
-        (["{g}", "--classes", "a"], "--classes a must be numbers behind commas"),
+        (["{g}", "--classes", "a"], "--classes a must be numbers separated by commas"),
         (["{g}", "--classes", "7"], "class 7 must be from 0 to 6"),
         (["{g}", "--number", "0"], "--number 0 must be at least 1"),
         (["{g}", "--truncation", "-1"], "truncation=-1.0 must be positive"),

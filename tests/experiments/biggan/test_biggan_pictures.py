@@ -99,7 +99,7 @@ def test_what_is_wrong_is_named(tmp_path):
             load_pictures(tmp_path / name, 8)
         assert name in str(error.value)
     (tmp_path / "folder" / "a.png").write_bytes(b"no image")
-    with pytest.raises(PictureError, match=r"a\.png is not an image"):
+    with pytest.raises(PictureError, match=r"a\.png is not a readable image"):
         load_pictures(tmp_path / "folder", 8)[0]
 
 
@@ -132,7 +132,7 @@ def test_saved_dictionaries_of_datasets_are_read_and_odd_ones_named(tmp_path):
     for number, label in enumerate((["a", "b", "c"], [0, -1, 1], [0, None, 1], [0, 1, 2**40])):
         odd = datasets.Dataset.from_dict({"image": images, "label": label}).cast_column("image", datasets.Image())
         odd.save_to_disk(str(tmp_path / str(number)))
-        with pytest.raises(PictureError, match="must be a class number"):
+        with pytest.raises(PictureError, match="must be a class index"):
             load_pictures(tmp_path / str(number), 32, 1)
 
 

@@ -1,18 +1,11 @@
 """Training BigGAN with several processes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("accelerate")
 
 from safetensors.torch import load_file
-
-import smyrf
 
 # `smyrf`, each process of which writes into a folder what it has seen and where it has ended.
 PROGRAM = """
@@ -52,18 +45,13 @@ main()
 """
 
 
-def test_two_processes_train_the_same_networks_on_images_of_their_own(npz, tmp_path):
+def test_two_processes_train_the_same_networks_on_images_of_their_own(npz, tmp_path, launch):
     (tmp_path / "program.py").write_text(PROGRAM)
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path / "program.py", tmp_path]
+    words = [tmp_path / "program.py", tmp_path]
     words += ["biggan", "train", npz, "--resolution", "32", "--channels", "2", "--colours", "1", "--latent", "8"]
     words += ["--method", "smyrf:2x32", "--batch", "4", "--steps", "4", "--max-error", "0.01", "--adapt-every", "2"]
     words += ["--ema-start", "3", "--log-every", "4", "--threads", "1", "--output", tmp_path / "runs"]
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        env={**os.environ, "PYTHONPATH": str(Path(smyrf.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = launch(*words, n_processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("step 4: losses") == 1  # one of the processes speaks
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))

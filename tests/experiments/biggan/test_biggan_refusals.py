@@ -2,6 +2,7 @@
 
 import struct
 import warnings
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -17,7 +18,7 @@ from PIL import Image, ImageOps
 
 from smyrf.__main__ import app
 from smyrf.experiments.biggan.checkpoints import CheckpointError, load_discriminator, load_generator, save_network
-from smyrf.experiments.biggan.config import Config
+from smyrf.experiments.biggan.config import DISCRIMINATOR, Config
 from smyrf.experiments.biggan.networks import Discriminator, Generator
 from smyrf.experiments.biggan.pictures import PictureError, load_pictures
 from smyrf.experiments.biggan.recipe import Recipe
@@ -61,8 +62,8 @@ def changed(place, tmp_path, key, change):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda x: torch.full_like(x, 1e300, dtype=torch.float64), "holds numbers that are not finite"),
-        (lambda x: torch.empty_like(x, device="meta"), "is without numbers, it must be floating-point"),
+        (lambda x: torch.full_like(x, 1e300, dtype=torch.float64), "holds values that are not finite"),
+        (lambda x: torch.empty_like(x, device="meta"), "is without data, it must be floating-point"),
     ],
     ids=["too large for float32", "meta"],
 )
@@ -109,6 +110,117 @@ def test_shapes_that_no_discriminator_has_are_named(place, tmp_path, key, shape,
         load_discriminator(tmp_path / "d.pth")
 
 
+# Networks of the original BigGAN code with settings that are not supported, each made from the state dict of ours.
+
+
+def deep(state):
+    """BigGAN-deep: four convolutions in a block."""
+    return {**state, "blocks.0.0.conv3.weight": state["blocks.0.0.conv2.weight"]}
+
+
+def without_spectral_norm(state):
+    return {key: value for key, value in state.items() if not key.endswith((".u0", ".sv0"))}
+
+
+def with_two_singular_values(state):
+    return state | {key.removesuffix("0") + "1": value for key, value in state.items() if key.endswith((".u0", ".sv0"))}
+
+
+def with_own_batch_norm(state):
+    """`mybn` keeps its statistics in a module, with a counter."""
+    found = {key.replace(".stored_", ".bn.stored_"): value for key, value in state.items()}
+    norms = [key.removesuffix("stored_mean") for key in found if key.endswith("stored_mean")]
+    return found | {f"{norm}accumulation_counter": torch.zeros(1) for norm in norms}
+
+
+def with_synchronised_batch_norm(state):
+    return {key.replace(".stored_", ".bn.running_"): value for key, value in state.items()}
+
+
+def with_group_norm(state):
+    return {key: value for key, value in state.items() if ".stored_" not in key}
+
+
+def with_unshared_embedding(state):
+    """Every normalisation has an embedding of the class: a row of gains per class, without spectral norm."""
+    found = {key: value for key, value in state.items() if not key.endswith(("gain.u0", "gain.sv0", "bias.u0"))}
+    found = {key: value for key, value in found.items() if key != "shared.weight" and not key.endswith("bias.sv0")}
+    for key, value in found.items():
+        if key.endswith(("gain.weight", "bias.weight")):
+            found[key] = torch.zeros(CONFIG.n_classes, len(value))
+    return found
+
+
+def with_one_class(state):
+    return {**state, "shared.weight": state["shared.weight"][:1]}
+
+
+def narrow(state):
+    """A block's first convolution has as many outputs as inputs."""
+    found = dict(state)
+    for key, value in state.items():
+        if key.endswith("conv1.weight"):
+            block = key.removesuffix("conv1.weight")
+            n_in, n_out = value.shape[1], state[f"{block}conv2.weight"].shape[0]
+            found |= {key: torch.ones(n_in, n_in, 3, 3), f"{block}conv2.weight": torch.ones(n_out, n_in, 3, 3)}
+            found |= {f"{block}conv1.bias": torch.ones(n_in), f"{block}conv1.u0": torch.ones(1, n_in)}
+    return found
+
+
+def with_attention_after_every_block(state):
+    """At 32×32 pixels the original code takes 16 for the resolution of all four blocks."""
+    attention = {key: value for key, value in state.items() if key.startswith("blocks.0.1.")}
+    return state | {key.replace("blocks.0", f"blocks.{n}"): value for n in range(4) for key, value in attention.items()}
+
+
+@pytest.mark.parametrize(
+    ("network", "change", "sentence"),
+    [
+        ("g", deep, r"blocks.0.0.conv3.weight shows BigGAN-deep, which is not supported"),
+        ("d", deep, r"blocks.0.0.conv3.weight shows BigGAN-deep, which is not supported"),
+        ("g", without_spectral_norm, r"blocks.0.0.conv1.u0 is missing: .* without spectral norm \(G_param"),
+        ("d", without_spectral_norm, r"blocks.0.0.conv1.u0 is missing: .* without spectral norm \(D_param"),
+        ("d", with_two_singular_values, r"blocks.0.0.conv1.u1 shows spectral norm .* \(num_D_SVs > 1\)"),
+        ("g", with_own_batch_norm, r"blocks.0.0.bn1.bn.stored_mean shows BigGAN's own batch norm \(mybn"),
+        ("g", with_synchronised_batch_norm, r"bn1.bn.running_mean shows synchronised batch norm \(cross_replica"),
+        ("g", with_group_norm, r"bn1.stored_mean is missing: .* other than batch norm \(norm_style"),
+        ("g", with_unshared_embedding, r"bn1.gain.weight shows an embedding of 3 classes in every .* \(G_shared=False"),
+        ("g", with_one_class, r"shared.weight shows a class embedding of a single class, which is not supported"),
+        ("d", narrow, r"blocks.0.0.conv1.weight shows narrow blocks \(D_wide=False\), which are not supported"),
+        ("d", with_attention_after_every_block, r"attention after blocks 2 and 3, .* \(D_attn='16' at 32×32 pixels"),
+    ],
+)
+def test_settings_of_the_original_code_that_are_not_supported_are_named(place, tmp_path, network, change, sentence):
+    path = tmp_path / "changed.pth"
+    torch.save(change(torch.load(place / f"{network}.pth", weights_only=True)), path)
+    with pytest.raises(CheckpointError, match=f"changed.pth: .*{sentence}"):
+        (load_generator if network == "g" else load_discriminator)(path)
+
+
+@pytest.mark.parametrize("resolution", [64, 128])
+def test_attention_of_a_discriminator_after_its_last_block_is_named_by_the_block(tmp_path, resolution):
+    state = Discriminator(Config(resolution=resolution, channels=1, n_classes=3, attention=())).state_dict()
+    last = len(DISCRIMINATOR[resolution]) - 1
+    torch.save({**state, f"blocks.{last}.1.gamma": torch.tensor(0.0)}, tmp_path / "d.pth")
+    with pytest.raises(CheckpointError, match=f"attention after block {last}, "):
+        load_discriminator(tmp_path / "d.pth")
+
+
+def test_a_public_generator_without_hierarchical_latents_is_loaded(tmp_path):
+    config = replace(CONFIG, hierarchical=False)
+    torch.save(Generator(config).state_dict(), tmp_path / "g.pth")
+    assert load_generator(tmp_path / "g.pth").config == config
+
+
+@pytest.mark.parametrize("n_classes", [1, 3])
+def test_a_generator_without_a_shared_embedding_needs_its_config(tmp_path, n_classes):
+    config = replace(CONFIG, n_classes=n_classes, hierarchical=False, n_shared=0)
+    torch.save(Generator(config).state_dict(), tmp_path / "g.pth")
+    with pytest.raises(CheckpointError, match=r"shared.weight is missing.* config=Config\(n_shared=0"):
+        load_generator(tmp_path / "g.pth")
+    assert load_generator(tmp_path / "g.pth", config=config).config == config
+
+
 class _Sees(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         small = torch.nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)
@@ -141,9 +253,9 @@ def features(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "more", "sentence"),
     [
-        ("picky", ["--batch", "3"], "picky.pt cannot look at 3 images of 1 colours and 32 pixels"),
-        ("blind", [], "blind.pt sees features that are not finite"),
-        ("sees", ["--real", "{place}/one.npz"], "one.npz has one image alone, there must be two or more"),
+        ("picky", ["--batch", "3"], "picky.pt fails on 3 images of 1 colours and 32 pixels"),
+        ("blind", [], "blind.pt returns features that are not finite"),
+        ("sees", ["--real", "{place}/one.npz"], "one.npz has only one image, at least two are needed"),
         ("sees", ["--preset", "table1", "--methods", "dense"], "--preset table1 and --methods dense must not be given"),
         ("sees", ["--preset", "table2"], "--preset table2 must be table1"),
     ],
@@ -165,7 +277,7 @@ def test_a_damaged_image_of_a_dataset_is_named(tmp_path):
     column = datasets.Features({"image": datasets.Image()})
     rows = datasets.Dataset.from_dict({"image": [{"bytes": b"garbage", "path": None}]}, features=column)
     rows.save_to_disk(str(tmp_path / "rows"))
-    assert "rows: image 0 is not an image that can be read" in refused(
+    assert "rows: image 0 is not a readable image" in refused(
         "biggan", "train", tmp_path / "rows", "--resolution", "32", "--output", tmp_path / "runs"
     )
 
@@ -179,7 +291,7 @@ def test_an_image_that_breaks_its_reader_is_named(tmp_path, monkeypatch):
         raise struct.error("unpack requires a buffer of 2 bytes")
 
     monkeypatch.setattr(ImageOps, "exif_transpose", fail)
-    with pytest.raises(PictureError, match=r"a.png is not an image that can be read: unpack requires"):
+    with pytest.raises(PictureError, match=r"a.png is not a readable image: unpack requires"):
         pictures[0]
 
 
@@ -252,7 +364,7 @@ def test_a_damaged_network_of_a_checkpoint_is_named_with_what_to_do(pictures, tm
     Run(small(2), pictures, tmp_path).train(done=lambda losses: None)
     file = tmp_path / "checkpoint-2" / "average.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=r"average.safetensors cannot be read: .*; remove checkpoint-2 to go on"):
+    with pytest.raises(CheckpointError, match=r"average.safetensors cannot be read: .*; remove checkpoint-2 to resume"):
         Run(small(2), pictures, tmp_path)
 
 

@@ -47,7 +47,7 @@ def test_classes_are_those_asked_for_or_any():
         draw_classes(2, generator, [5], 0)
     single = Generator(Config(resolution=32, channels=2, n_classes=1, n_latent=8, attention=(16,)))
     assert draw_classes(2, single, None, 0) is None
-    with pytest.raises(ValueError, match="has one class alone"):
+    with pytest.raises(ValueError, match="has only one class"):
         draw_classes(2, single, [0], 0)
 
 
@@ -159,10 +159,10 @@ def test_feature_networks_of_every_kind_are_understood(tmp_path):
     seen = inception(torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 1, 4, 4))
     assert seen.features.tolist() == [[0.0] * 3, [255.0] * 3]
     torch.testing.assert_close(seen.probabilities, torch.full((2, 3), 1 / 3))  # without the bias of its last layer
-    for module, words in ((_Dictionary(), "must give features"), (_Narrow(), "cannot look at 2 images of 3 colours")):
+    for module, words in ((_Dictionary(), "must return features"), (_Narrow(), "fails on 2 images of 3 colours")):
         with pytest.raises(ValueError, match=words):
             FeatureNetwork(script(module, tmp_path / "odd.pt")).check(3, 8)
-    with pytest.raises(ValueError, match="must give features"):
+    with pytest.raises(ValueError, match="must return features"):
         FeatureNetwork(script(_Wrong(), tmp_path / "wrong.pt"))(images)
     (tmp_path / "damaged.pt").write_bytes(b"no")
     for name in ("damaged.pt", "none.pt"):

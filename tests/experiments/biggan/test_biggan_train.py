@@ -1,14 +1,9 @@
 """Training BigGAN."""
 
 import copy
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy
 import pytest
@@ -19,7 +14,6 @@ pytest.importorskip("accelerate")
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-import smyrf
 from smyrf import Smyrf
 from smyrf.__main__ import app
 from smyrf.experiments.biggan.checkpoints import CheckpointError
@@ -162,11 +156,11 @@ def test_the_discriminator_takes_its_steps_on_images_of_their_own(pictures, tmp_
 
 def test_a_run_goes_on_with_its_own_images_and_steps_alone(pictures, tmp_path):
     Run(recipe(4), pictures, tmp_path).train(done=lambda losses: None)
-    with pytest.raises(ValueError, match="n_steps=2 is fewer than the 4"):
+    with pytest.raises(ValueError, match="n_steps=2 is less than the 4"):
         Run(recipe(2), pictures, tmp_path)
     images = numpy.random.default_rng(1).integers(0, 256, (10, 32, 32), numpy.uint8)
     numpy.savez(tmp_path / "b.npz", images=images, labels=numpy.arange(10) % 3)
-    with pytest.raises(ValueError, match="was begun with other images"):
+    with pytest.raises(ValueError, match="was started with other images"):
         Run(recipe(6), load_pictures(tmp_path / "b.npz", 32, 1, flip=True), tmp_path)
 
 
@@ -270,8 +264,28 @@ def test_grids_are_written_at_the_steps_asked_for_and_at_the_last(npz, tmp_path)
     assert sorted(path.stem for path in tmp_path.glob("*/grids/*.png")) == ["0000002", "0000004", "0000005"]
 
 
-def environment():
-    return {**os.environ, "PYTHONPATH": str(Path(smyrf.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+# `smyrf`, which is killed after the step that the first word names.
+KILLED = """
+import os
+import signal
+import sys
+
+from smyrf.__main__ import main
+from smyrf.experiments.biggan.train import Run
+
+last, one_step = int(sys.argv.pop(1)), Run._one_step
+
+
+def kill(run):
+    found = one_step(run)
+    if run.step + 1 == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+
+Run._one_step = kill
+main()
+"""
 
 
 def trained(folder):
@@ -285,25 +299,19 @@ def same(one, other):
     return all(torch.equal(value, other[name][key]) for name, part in one.items() for key, value in part.items())
 
 
-def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(npz, tmp_path):
-    words = [sys.executable, "-m", "smyrf", *command(npz, tmp_path / "killed", "--steps", "24")]
-    process = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    for _ in range(1200):
-        if list((tmp_path / "killed").glob("*/checkpoint-8/state.json")) or process.poll() is not None:
-            break
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    _, errors = process.communicate()
-    assert process.returncode == -signal.SIGKILL, errors.decode()
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(npz, tmp_path, launch):
+    (tmp_path / "killed.py").write_text(KILLED)
+    words = command(npz, tmp_path / "killed", "--steps", "8", "--save-every", "2")
+    assert launch(tmp_path / "killed.py", 6, *words).returncode == -signal.SIGKILL
     (run,) = (tmp_path / "killed").iterdir()
-    (run / "checkpoint-20.tmp").mkdir(exist_ok=True)  # one that the kill has left half-written
+    assert {path.name for path in run.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
+    (run / "checkpoint-6.tmp").mkdir()  # one that the kill has left half-written
     for folder in ("killed", "whole"):
-        words = [sys.executable, "-m", "smyrf", *command(npz, tmp_path / folder, "--steps", "24")]
-        done = subprocess.run(words, env=environment(), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert "step 24: losses" in done.stdout
+        done = CliRunner().invoke(app, command(npz, tmp_path / folder, "--steps", "8", "--save-every", "2"))
+        assert done.exit_code == 0, done.output
+        assert "step 8: losses" in done.output
     (name, killed), (other, whole) = trained(tmp_path / "killed"), trained(tmp_path / "whole")
-    assert name == other == "checkpoint-24" and same(killed, whole)
+    assert name == other == "checkpoint-8" and same(killed, whole)
     assert len(list(run.glob("checkpoint-*"))) == 2
 
 

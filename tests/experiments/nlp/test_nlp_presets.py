@@ -4,7 +4,7 @@ import pytest
 
 from smyrf import Dense, Smyrf, Tangent
 from smyrf.experiments.nlp.presets import BERT, BERT_LARGE, PRESETS, ROBERTA, find_preset, preset_for
-from smyrf.experiments.nlp.recipe import Inputs, Recipe
+from smyrf.experiments.nlp.recipe import InputHashes, Recipe
 
 # The paper's tables as it prints them: rows of GLUE (average, rounds, cluster size, then the tasks), of IMDB (memory,
 # accuracy, rounds, cluster size), of back-and-forth (with the marks that its text asks for), and of the ablation.
@@ -179,8 +179,8 @@ def test_a_recipe_survives_json_and_its_name_changes_with_everything():
         {"n_eval": 5},
         {"train_method": Smyrf(2, 32, transform="none")},
     ]
-    names = {Recipe(**{**_plain(recipe), **change}).name(Inputs("a", "m")) for change in others}
-    names |= {recipe.name(Inputs(*inputs)) for inputs in (("a", "m"), ("b", "m"), ("a", "n"))}
+    names = {Recipe(**{**_plain(recipe), **change}).name(InputHashes("a", "m")) for change in others}
+    names |= {recipe.name(InputHashes(*inputs)) for inputs in (("a", "m"), ("b", "m"), ("a", "n"))}
     assert len(names) == len(others) + 3
     with pytest.raises(ValueError, match="has no 'lr'"):
         Recipe.from_dict({**recipe.to_dict(), "lr": 1})

@@ -15,8 +15,8 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from smyrf import Dense, Smyrf  # noqa: E402
-from smyrf.experiments.nlp.command import finetune_all  # noqa: E402
 from smyrf.experiments.nlp.recipe import Recipe  # noqa: E402
+from smyrf.experiments.nlp.run_recipes import run_recipes  # noqa: E402
 from smyrf.experiments.nlp.train import finetune, prepare, result_file  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -53,7 +53,7 @@ def test_a_decoder_without_padding_is_refused(data, tmp_path):
     config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2)
     transformers.GPT2Model(config).save_pretrained(tmp_path / "model")
     transformers.GPT2Tokenizer(vocab={"<|endoftext|>": 0, "a": 1}, merges=[]).save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match="has no token for padding"):
+    with pytest.raises(ValueError, match="has no padding token"):
         finetune(Recipe(task="rte", model=str(tmp_path / "model")), tmp_path / "runs", data)
 
 
@@ -72,7 +72,7 @@ def test_models_that_cannot_be_fine_tuned_are_refused(models, data, tmp_path):
         transformers.AutoTokenizer.from_pretrained(models["roberta"]).save_pretrained(tmp_path / place)
     for place, words in (
         (bert, "has a tokenizer without words"),
-        (small, r"knows 20 tokens, and its tokenizer has made number 2\d"),
+        (small, r"has 20 tokens, but its tokenizer gives the token id 2\d"),
         (tmp_path / "camembert", "max_length=20 is more than the 18 positions"),
         (tmp_path / "t5", "is an encoder with a decoder"),
     ):
@@ -96,7 +96,7 @@ def test_a_damaged_result_is_said_before_anything_is_trained(models, data, tmp_p
     file = result_file(tmp_path, prepared)
     file.write_text("{")
     with pytest.raises(ValueError, match=re.escape(file.name)):
-        finetune_all(
+        run_recipes(
             [recipe, replace(recipe, seed=1)], tmp_path, data, preset="", keep_model=False, console=Console(quiet=True)
         )
     assert [path.name for path in tmp_path.glob("*.run.json")] == [file.name]
@@ -105,7 +105,7 @@ def test_a_damaged_result_is_said_before_anything_is_trained(models, data, tmp_p
 def test_a_folder_for_token_ids_that_cannot_be_made_is_named(models, data, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ValueError, match="where token ids are kept, cannot be made"):
+    with pytest.raises(ValueError, match="the cache of token ids, cannot be created"):
         prepare(Recipe(task="rte", model=models["bert"], max_length=16), data)
 
 

@@ -11,11 +11,12 @@ for module in ("transformers", "datasets", "accelerate", "sklearn", "matplotlib"
     pytest.importorskip(module)
 
 from smyrf import Dense, Smyrf, Tangent  # noqa: E402
+from smyrf.experiments.nlp import plots  # noqa: E402
+from smyrf.experiments.nlp.format_tables import figure_table, lines, markdown, preset_table, rich_table  # noqa: E402
 from smyrf.experiments.nlp.presets import PRESETS  # noqa: E402
-from smyrf.experiments.nlp.recipe import Inputs, Recipe  # noqa: E402
-from smyrf.experiments.nlp.report import Column, build_tables  # noqa: E402
+from smyrf.experiments.nlp.recipe import InputHashes, Recipe  # noqa: E402
+from smyrf.experiments.nlp.result_tables import Column, build_tables  # noqa: E402
 from smyrf.experiments.nlp.results import Evaluation, Result, load_result, load_results  # noqa: E402
-from smyrf.experiments.nlp.tables import figure_table, lines, markdown, preset_table, rich_table  # noqa: E402
 from smyrf.experiments.nlp.tasks import TASKS  # noqa: E402
 from smyrf.experiments.nlp.write_report import write_report  # noqa: E402
 
@@ -31,7 +32,7 @@ def run(task, method, *values, seed=0, evaluated=None, data="d", weights="m", **
         Evaluation(evaluated, split, 100, dict.fromkeys(TASKS[task].metrics, value), 1.0)
         for split, value in zip(TASKS[task].splits, values, strict=True)
     )
-    return Result(recipe, evaluations, Inputs(data, weights), "", 10, 80, ((5, 0.7), (10, 0.6)), 3.0, 2, 1)
+    return Result(recipe, evaluations, InputHashes(data, weights), "", 10, 80, ((5, 0.7), (10, 0.6)), 3.0, 2, 1)
 
 
 def by_name(results):
@@ -84,7 +85,7 @@ def test_an_average_is_of_what_all_rows_have_and_truncation_counts_as_memory():
     assert [(row.max_length, table.memory(row)) for row in table.rows] == [(128, 1.0), (64, 0.5)]
     assert [table.average(row).mean for row in table.rows] == pytest.approx([85.0, 75.0])
     assert lines(table)[2][:5] == ["Dense, 64 tokens", "50%", "75.0", "70.0", "–"]
-    assert "avg.: of the tasks that all rows have" in markdown(table)
+    assert "avg.: over the tasks that all rows have" in markdown(table)
     one = by_name([run("cola", Dense(), 0.8), run("rte", Smyrf(2, 32), 0.8)])["glue"]
     assert one.average(one.rows[0]) is None and "avg." not in markdown(one)
 
@@ -132,7 +133,7 @@ def test_of_several_learning_rates_the_best_mean_counts():
     table = by_name(results)["glue"]
     (cell,) = table.rows[0].cells.values()
     assert (cell.rate, cell.n_rates, cell.mean) == (2e-5, 2, pytest.approx(86.0))
-    assert "of several learning rates the best" in markdown(table)
+    assert "the best of several learning rates" in markdown(table)
 
 
 def test_a_half_finished_grid_does_not_report_the_luckiest_seed():
@@ -176,6 +177,13 @@ def test_padding_tells_no_dense_rows_apart():
 def test_models_have_tables_of_their_own():
     found = build_tables([run("rte", Dense(), 0.6), run("rte", Dense(), 0.8, model="other")])
     assert [table.model for table in found] == ["some/minilm", "other"]
+
+
+def test_plots_tell_the_rows_of_the_ablation_apart():
+    methods = [PRESETS[f"ablation/{name}"].recipe.train_method for name in ("smyrf", "e2lsh", "reformer")]
+    table = build_tables([run("imdb", method, 0.9) for method in methods])[-1]
+    families = {plots._family(table, row) for row in table.rows}
+    assert families == {"Smyrf", "Smyrf, E2LSH", "Smyrf, cross-polytope"} and families <= set(plots._LOOKS)
 
 
 def test_a_report_is_written_as_page_numbers_and_plots(tmp_path):
@@ -261,7 +269,7 @@ def test_grouped_batches_are_other_runs_also_for_dense_attention():
     assert [table.gap(row, IMDB) and round(table.gap(row, IMDB).mean, 6) for row in table.rows][2] == -10.0
     alike = by_name([run("imdb", Dense(), 0.9, pad="grouped"), run("imdb", Smyrf(8, 32), 0.8, pad="grouped")])["imdb"]
     assert [row.label for row in alike.rows] == ["Dense", "Smyrf 8×32"]
-    assert "batches of like lengths" in markdown(alike)
+    assert "batches of similar lengths" in markdown(alike)
 
 
 def test_models_of_one_name_and_other_data_are_rows_of_their_own():

@@ -1,24 +1,21 @@
 """Runs that are interrupted, and runs of several processes."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-psutil = pytest.importorskip("psutil")
 pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-import smyrf  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
 from smyrf import Smyrf  # noqa: E402
-from smyrf.experiments.nlp.checkpoints import last_checkpoint, remove_all, remove_half_written  # noqa: E402
+from smyrf.__main__ import app  # noqa: E402
+from smyrf.experiments.nlp.checkpoints import MarkWhole, last_checkpoint, remove_all, remove_half_written  # noqa: E402
 from smyrf.experiments.nlp.recipe import Recipe  # noqa: E402
 from smyrf.experiments.nlp.train import finetune, prepare  # noqa: E402
 
@@ -63,7 +60,7 @@ def test_a_run_of_several_processes_does_not_go_on_in_one(models, data, tmp_path
     checkpoint.mkdir(parents=True)
     for mark in ("whole-0-of-2", "whole-1-of-2"):
         (checkpoint / mark).touch()
-    with pytest.raises(ValueError, match="was begun with 2 processes and cannot go on with 1"):
+    with pytest.raises(ValueError, match="was started with 2 processes and cannot resume with 1"):
         finetune(recipe, tmp_path, data)
 
 
@@ -98,15 +95,42 @@ def test_half_written_checkpoints_are_not_resumed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-old"]
 
 
-def _command(models, data, output, *more, kind="bert"):
-    words = ["finetune", "rte", "--model", models[kind], "--data", str(data), "--output", str(output)]
-    words += ["--max-length", "16", "--lr", "1e-3", "--batch", "8", "--threads", "1", *more]
-    return words
+# `smyrf`, each process of which is killed when it ends the step that the first word names: all processes have marked
+# the checkpoint before it, for they exchange gradients in every step.
+KILLED = """
+import os
+import signal
+import sys
+
+from smyrf.__main__ import main
+from smyrf.experiments.nlp.checkpoints import MarkWhole
+
+last = int(sys.argv.pop(1))
 
 
-def _environment():
-    source = str(Path(smyrf.__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+def kill(self, args, state, control, **kwargs):
+    if state.global_step == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+MarkWhole.on_step_end = kill
+main()
+"""
+# 20 steps, four in an epoch, a loss at each and checkpoints at 10 and 20: in the midst of an epoch.
+N_STEPS, CHECKPOINT, KILLED_AT = 20, 10, 13
+
+
+def _words(models, data, output, kind, pad):
+    words = ["finetune", "rte", "--model", models[kind], "--data", data, "--output", output, "--max-length", "16"]
+    words += ["--lr", "1e-3", "--batch", "8", "--epochs", "5", "--threads", "1", "--pad", pad]
+    words += ["--train-method", "smyrf:2x4", "--eval-method", "dense", "--eval-method", "smyrf:2x4"]
+    return [str(word) for word in words]
+
+
+def _in_this_process(words):
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def _only_result(folder):
@@ -114,83 +138,94 @@ def _only_result(folder):
     return json.loads(file.read_text())
 
 
-@pytest.mark.parametrize(("pad", "n_processes"), [("max_length", 1), ("grouped", 1), ("grouped", 2)])
-def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data, tmp_path, pad, n_processes):
-    command = [sys.executable, "-m", "smyrf"]
-    if n_processes > 1:
-        several = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(n_processes)]
-        command = [sys.executable, "-m", *several, "-m", "smyrf"]
-    # 150 steps, six in an epoch, a loss every 8, a checkpoint every 16: in the midst of an epoch
-    more = ["--train-method", "smyrf:2x4", "--epochs", "25", "--pad", pad, "--batch", "6"]
-    killed = tmp_path / "killed"
-    process = subprocess.Popen(
-        [*command, *_command(models, data, killed, *more)],
-        env=_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    for _ in range(1200):
-        if list(killed.glob("*/checkpoint-32/whole-*")) or process.poll() is not None:
-            break
-        time.sleep(0.05)
-    for one in [*psutil.Process(process.pid).children(recursive=True), process]:
-        one.kill()
-    _, errors = process.communicate()
-    assert process.returncode == -signal.SIGKILL, errors.decode()
-    assert not list(killed.glob("*.run.json"))
-    (run_folder,) = killed.iterdir()
-    at = int(last_checkpoint(run_folder).name.removeprefix("checkpoint-"))
-    assert 32 <= at < 150
-    (run_folder / "checkpoint-149").mkdir()  # one that the kill has left half-written
-    for folder in (killed, tmp_path / "whole"):
-        done = subprocess.run(
-            [*command, *_command(models, data, folder, *more)], env=_environment(), capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-    resumed, whole = _only_result(killed), _only_result(tmp_path / "whole")
-    assert resumed["seconds"] is None and whole["seconds"] > 0
-    assert resumed["n_steps"] == whole["n_steps"] == 150
-    assert resumed["losses"] == whole["losses"]
-    for one, other in zip(resumed["evaluations"], whole["evaluations"], strict=True):
-        assert one["metrics"] == other["metrics"]
-    weights = [torch_weights(folder) for folder in (killed, tmp_path / "whole")]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-
-
-def torch_weights(folder):
-    from safetensors.torch import load_file
-
+def _weights(folder):
     (file,) = folder.glob("*/model/model.safetensors")
     return load_file(file)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
-def test_two_processes_do_what_one_does(launcher, models, data, tmp_path):
-    if launcher == "torchrun":
-        several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "smyrf"]
-    else:
-        # Its option for a CPU starts one process, or several by MPI; this one starts several of whatever there is.
-        several = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-        several += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "smyrf"]
-    more = ["--train-method", "smyrf:2x4", "--eval-method", "dense", "--eval-method", "smyrf:2x4", "--epochs", "5"]
-    for folder, words in (("one", ["-m", "smyrf"]), ("two", several)):
-        done = subprocess.run(
-            [sys.executable, *words, *_command(models, data, tmp_path / folder, *more, kind="calm")],
-            env=_environment(),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.count("1 of 1: RTE") == 1  # one of the processes speaks
-    one, two = _only_result(tmp_path / "one"), _only_result(tmp_path / "two")
+def _leave_half_a_checkpoint(folder):
+    """Checks what a kill has left, and adds a checkpoint that it interrupted."""
+    assert not list(folder.glob("*.run.json"))
+    (run_folder,) = folder.iterdir()
+    assert last_checkpoint(run_folder).name == f"checkpoint-{CHECKPOINT}"
+    (run_folder / f"checkpoint-{N_STEPS - 1}").mkdir()
+
+
+def _check_same(resumed_folder, whole_folder):
+    resumed, whole = _only_result(resumed_folder), _only_result(whole_folder)
+    assert resumed["seconds"] is None and whole["seconds"] > 0
+    assert resumed["n_steps"] == whole["n_steps"] == N_STEPS == len(whole["losses"])
+    assert resumed["losses"] == whole["losses"]
+    for one, other in zip(resumed["evaluations"], whole["evaluations"], strict=True):
+        assert one["metrics"] == other["metrics"]
+    weights, others = _weights(resumed_folder), _weights(whole_folder)
+    assert all(torch.equal(value, others[name]) for name, value in weights.items())
+
+
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data, tmp_path, launch):
+    (tmp_path / "killed.py").write_text(KILLED)
+    words, whole = (_words(models, data, tmp_path / name, "bert", "max_length") for name in ("killed", "whole"))
+    assert launch(tmp_path / "killed.py", KILLED_AT, *words).returncode == -signal.SIGKILL
+    _leave_half_a_checkpoint(tmp_path / "killed")
+    _in_this_process(words)
+    _in_this_process(whole)
+    _check_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_an_interrupted_run_goes_on_with_rows_of_like_lengths(models, data, tmp_path, monkeypatch):
+    def interrupt(self, args, state, control, **kwargs):
+        if state.global_step == KILLED_AT:
+            raise KeyboardInterrupt
+
+    words, whole = (_words(models, data, tmp_path / name, "bert", "grouped") for name in ("cut", "whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(MarkWhole, "on_step_end", interrupt)
+        assert CliRunner().invoke(app, words).exit_code != 0
+    _leave_half_a_checkpoint(tmp_path / "cut")
+    _in_this_process(words)
+    _in_this_process(whole)
+    _check_same(tmp_path / "cut", tmp_path / "whole")
+
+
+def _check_alike(one_folder, two_folder):
+    one, two = _only_result(one_folder), _only_result(two_folder)
     assert (one["n_processes"], two["n_processes"]) == (1, 2)
-    assert one["n_steps"] == two["n_steps"] == 20
-    # The same rows in every step and no dropout: only hashes differ, and the order of sums.
+    assert one["n_steps"] == two["n_steps"] == N_STEPS
+    # The same rows in every step and no dropout: only hashes and the order of sums differ.
     for (_, a), (_, b) in zip(one["losses"], two["losses"], strict=True):
         assert a == pytest.approx(b, abs=0.02)
     for a, b in zip(one["evaluations"], two["evaluations"], strict=True):
         assert a["n_rows"] == b["n_rows"] == 16
         assert a["metrics"]["accuracy"] == pytest.approx(b["metrics"]["accuracy"], abs=0.13)  # two of sixteen rows
+
+
+def test_two_processes_do_what_one_does_and_go_on_when_they_are_killed(models, data, tmp_path, launch):
+    one, two, killed = (tmp_path / name for name in ("one", "two", "killed"))
+    said = _in_this_process(_words(models, data, one, "calm", "grouped"))
+    done = launch("-m", "smyrf", *_words(models, data, two, "calm", "grouped"), n_processes=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert said.count("1 of 1: RTE") == done.stdout.count("1 of 1: RTE") == 1  # one process prints
+    _check_alike(one, two)
+    (tmp_path / "killed.py").write_text(KILLED)
+    words = _words(models, data, killed, "calm", "grouped")
+    dead = launch(tmp_path / "killed.py", KILLED_AT, *words, n_processes=2)
+    assert dead.returncode != 0 and "Signal 9 (SIGKILL)" in dead.stderr
+    _leave_half_a_checkpoint(killed)
+    done = launch("-m", "smyrf", *words, n_processes=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    _check_same(killed, two)
+
+
+@pytest.mark.slow
+def test_accelerate_launches_two_processes_too(models, data, tmp_path, launch):
+    # Its option for a CPU starts one process, or several by MPI; this one starts several on any device.
+    several = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    several += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "smyrf"]
+    done = launch(*several, *_words(models, data, tmp_path / "two", "calm", "max_length"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("1 of 1: RTE") == 1
+    _in_this_process(_words(models, data, tmp_path / "one", "calm", "max_length"))
+    _check_alike(tmp_path / "one", tmp_path / "two")
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(models, data, monkeypatch):

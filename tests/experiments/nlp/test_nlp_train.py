@@ -28,11 +28,15 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_runs_a_step_on_all_of_its_tasks(name, models, data, tmp_path):
+def test_every_preset_runs_a_step(name, models, data, tmp_path):
+    """On all of its tasks for two rows of GLUE, on the first and the last for the others."""
     preset = PRESETS[name]
     kind = "roberta" if "roberta" in preset.recipe.model else "large" if "large" in preset.recipe.model else "bert"
-    recipes = preset.recipes(model=models[kind], max_steps=1, learning_rates=preset.rates[:1], n_train=16, n_eval=6)
+    changes = {"max_steps": 1, "learning_rates": preset.rates[:1], "n_train": 16, "n_eval": 6}
+    recipes = preset.recipes(model=models[kind], **changes)
     assert [recipe.task for recipe in recipes] == list(preset.tasks)
+    if name not in ("glue/bert-128", "glue/smyrf-2x32"):
+        recipes = list(dict.fromkeys([recipes[0], recipes[-1]]))
     for recipe in recipes:
         result = finetune(recipe, tmp_path, data, preset=name, keep_model=False)
         task = TASKS[recipe.task]
@@ -53,7 +57,7 @@ def test_training_learns_and_leaves_a_model_that_says_so(method, models, data, t
         train_method=method,
         max_length=16,
         batch_size=8,
-        epochs=40,
+        epochs=16,
         learning_rate=1e-2,
     )
     result = finetune(recipe, tmp_path, data)

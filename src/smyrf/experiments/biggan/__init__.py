@@ -1,4 +1,4 @@
-"""The paper's image experiments: BigGAN whose attention is any of ours.
+"""The paper's image experiments: BigGAN with any attention method.
 
 Example:
     >>> from smyrf.experiments.biggan import Config

@@ -1,6 +1,6 @@
-"""The blocks of BigGAN (Brock et al., 2019): residual blocks, conditional normalisation, attention.
+"""The blocks of BigGAN (Brock et al., 2019): residual blocks, conditional batch norm, attention.
 
-Shapes: B images, C channels, H × W pixels; N = H·W queries, M = N / 4 keys, which are pooled.
+Shapes: B images, C channels, H × W pixels; N = H·W queries, M = N / 4 pooled keys.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ EPSILON, MOMENTUM = 1e-5, 0.1
 
 
 class BatchNorm(nn.Module):
-    """Normalisation over a batch, by its own statistics in training and by stored ones in evaluation.
+    """Batch normalisation, conditional or not.
 
-    Without a condition gain and bias are parameters; with one they are linear maps of it: gain = 1 + A c, bias = B c.
+    Unconditional gain and bias are parameters; conditional ones are linear maps of the condition c: gain = 1 + A c,
+    bias = B c.
 
     Args:
         n_condition: width of the condition; 0 for none.
-        normalised: the maps have spectral norm. Those of bare classes have none, as in the public code: there it does
-            harm.
+        normalised: whether the maps have spectral norm. Maps of one-hot classes have none, as in the public code,
+            where it does harm.
     """
 
     stored_mean: Tensor
@@ -58,7 +59,7 @@ class BatchNorm(nn.Module):
 
 
 class GeneratorBlock(nn.Module):
-    """Twice the size: normalise, enlarge, convolve, normalise, convolve, beside a shortcut."""
+    """Residual block that doubles the resolution: batch norm, upsampling, convolution, batch norm, convolution."""
 
     def __init__(self, n_in: int, n_out: int, n_condition: int, normalised: bool = True) -> None:
         super().__init__()
@@ -76,11 +77,11 @@ class GeneratorBlock(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """Half the size, or the same: two convolutions beside a shortcut.
+    """Residual block of two convolutions that halves the resolution or keeps it.
 
     Args:
-        is_first: reads an image, which no ReLU may cut.
-        halves: the size.
+        is_first: the input is an image, to which no ReLU is applied.
+        halves: whether the resolution is halved.
     """
 
     def __init__(self, n_in: int, n_out: int, *, is_first: bool, halves: bool) -> None:
@@ -95,33 +96,31 @@ class DiscriminatorBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv2(F.relu(self.conv1(x if self.is_first else F.relu(x))))
-        return self._smaller(h) + self._shortcut(x)
+        return self._pool(h) + self._shortcut(x)
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.conv_sc is None:
-            return self._smaller(x)
-        # Pooling and a 1×1 convolution commute but for rounding; the order is that of the public checkpoints.
-        return self.conv_sc(self._smaller(x)) if self.is_first else self._smaller(self.conv_sc(x))
+            return self._pool(x)
+        # Pooling and a 1×1 convolution commute up to rounding; this is the order of the public code.
+        return self.conv_sc(self._pool(x)) if self.is_first else self._pool(self.conv_sc(x))
 
-    def _smaller(self, x: Tensor) -> Tensor:
+    def _pool(self, x: Tensor) -> Tensor:
         return F.avg_pool2d(x, 2) if self.halves else x
 
 
 class AttentionBlock(nn.Module):
-    """Attention of all pixels to pooled ones, added to the input with a weight γ that is learnt from 0.
+    """Attention of all pixels to pooled pixels, added to the input with a learnt weight γ that starts at 0.
 
-    θ asks, φ and g are looked at, all three by 1×1 convolutions; scores are not scaled.
-
-    `attend.method` and `attend.seed` (of hashes; None for PyTorch's own chance) may be changed at any time: weights do
-    not depend on them.
+    θ makes queries, φ keys and g values, all by 1×1 convolutions; scores are not scaled. `attend.method` and
+    `attend.seed` (the seed of hashes; None for PyTorch's global generator) may be changed at any time.
 
     Args:
-        method: how to attend.
+        method: attention method.
     """
 
     def __init__(self, n_channels: int, method: Method) -> None:
         super().__init__()
-        # A module of its own, without weights, so that an AdaptiveSchedule finds it.
+        # A submodule, so that an AdaptiveSchedule finds it; it has no weights.
         self.attend = SmyrfAttention(method, scale=1.0)
         narrow, half = max(1, n_channels // 8), max(1, n_channels // 2)
         self.theta = spectral.Conv2d(n_channels, narrow, 1, bias=False)
@@ -137,7 +136,7 @@ class AttentionBlock(nn.Module):
         return self.gamma * self.o(image) + x
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries ``(B, 1, N, C / 8)``, keys ``(B, 1, M, C / 8)`` and values ``(B, 1, M, C / 2)`` of an image."""
+        """Compute queries ``(B, 1, N, C / 8)``, keys ``(B, 1, M, C / 8)`` and values ``(B, 1, M, C / 2)``."""
         images = self.theta(x), F.max_pool2d(self.phi(x), 2), F.max_pool2d(self.g(x), 2)
         q, k, v = (image.flatten(2).transpose(1, 2)[:, None] for image in images)
         return q, k, v

@@ -1,38 +1,39 @@
-"""The attention calls of a generator, as `smyrf inspect` looks at them.
+"""Capture the attention calls of a generator.
 
-Shapes: B images, R × R pixels; of an attention block N queries, M = N / 4 keys, which are pooled.
+Shapes: B images, R × R pixels; N queries and M = N / 4 pooled keys of an attention block.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from smyrf.call import Call
 from smyrf.experiments.biggan.blocks import AttentionBlock
-from smyrf.experiments.biggan.latents import draw_classes, draw_latents, generate
+from smyrf.experiments.biggan.latents import draw_inputs, generate
 from smyrf.experiments.biggan.networks import Generator, restored_methods, set_method
 from smyrf.methods import Dense
-from smyrf.tools.compare.inputs import Inputs
-from smyrf.tools.inspect.command import Loaded
+
+if TYPE_CHECKING:
+    from smyrf.tools.inspect.command import Loaded
 
 
 @torch.no_grad()
 def generator_calls(generator: Generator, z: Tensor, classes: Tensor | None) -> tuple[Tensor, list[Call]]:
-    """Images, and one call for each attention block: q, k and v with one head, whose scores are not scaled.
+    """Generate images with dense attention, and capture one call per attention block: one head, unscaled scores.
 
     Args:
-        generator: is left as it was found; it runs with dense attention, in evaluation mode.
-        z, classes: of the images, as for the generator.
+        generator: runs in evaluation mode, and is left unchanged.
+        z, classes: inputs of the generator.
 
     Returns:
-        images ``(B, colours, R, R)``, and calls in the order of the blocks, with all images.
+        images ``(B, colours, R, R)``, and calls in the order of the blocks, each for all images.
 
     Raises:
-        ValueError: there is no attention block.
+        ValueError: the generator has no attention block.
 
     Example:
         >>> from smyrf.experiments.biggan.config import Config
@@ -74,19 +75,21 @@ def draw_calls(
     truncation: float | None = None,
     seed: int = 0,
 ) -> Loaded:
-    """The attention of a generator on drawn latents, for `smyrf.tools.inspect.command.inspect`.
+    """Capture the attention calls of a generator on random latents, as input of `smyrf inspect`.
 
     Args:
-        name: of the file that its weights are from.
-        classes: used in turn; any by default.
-        truncation: of the latents.
-        seed: of latents and classes.
+        name: file of the weights.
+        classes: used in turn; random by default.
+        truncation: bound of the latents.
+        seed: seed of latents and classes.
 
     Raises:
-        ValueError: there is no attention block, or no such class.
+        ValueError: the generator has no attention block, or no such class.
     """
-    z = draw_latents(n_images, generator.config.n_latent, truncation=truncation, seed=seed)
-    numbers = draw_classes(n_images, generator, classes, seed)
+    from smyrf.tools.compare.inputs import Inputs
+    from smyrf.tools.inspect.command import Loaded
+
+    z, numbers = draw_inputs(generator, n_images, classes=classes, truncation=truncation, seed=seed)
     _, calls = generator_calls(generator, z, numbers)
     batch = {"z": z} if numbers is None else {"z": z, "classes": numbers}
     sizes = " and ".join(f"{size}×{size}" for size in sorted(generator.config.attention))

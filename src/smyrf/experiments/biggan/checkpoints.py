@@ -1,7 +1,7 @@
-"""Weights from files: BigGAN's public PyTorch checkpoints (``G_ema.pth``, ``G.pth``, ``D.pth``) and our own.
+"""Load weights of BigGAN's public PyTorch checkpoints (``G_ema.pth``, ``G.pth``, ``D.pth``), load and save our own.
 
-A file is a state dict, loaded without unpickling anything but tensors; our own are safetensors. Keys and shapes are
-checked one by one, and the first that does not fit is named.
+Public files are state dicts, of which only tensors are unpickled; our own are safetensors. Keys and shapes are
+checked one by one, and the first mismatch is reported.
 """
 
 from __future__ import annotations
@@ -16,36 +16,55 @@ import torch
 from torch import Tensor, nn
 
 from smyrf.atomic_write import replacing
-from smyrf.experiments.biggan.config import BOTTOM, DISCRIMINATOR, GENERATOR, Config
+from smyrf.experiments.biggan.config import BOTTOM, DISCRIMINATOR, GENERATOR, N_KEEPING, Config
 from smyrf.experiments.biggan.networks import Discriminator, Generator
+from smyrf.experiments.validation import first_line
 from smyrf.methods import Dense, Method
 
 Network = TypeVar("Network", bound=Generator | Discriminator)
-# Counts that PyTorch's own normalisation saves along, and that nothing here reads.
+# Counters of PyTorch's batch norm, which are not used.
 _IGNORED = ("num_batches_tracked",)
+# Unsupported settings of the original code: by a key that only such networks have, and by a key that only they lack
+# beside another. {n} is G or D.
+_SHOWN = {
+    "blocks.0.0.conv3.weight": "BigGAN-deep, which is",
+    "blocks.0.0.conv1.u1": "spectral norm with several singular values (num_{n}_SVs > 1), which is",
+    "blocks.0.0.bn1.bn.stored_mean": "BigGAN's own batch norm (mybn=True), which is",
+    "blocks.0.0.bn1.bn.running_mean": "synchronised batch norm (cross_replica=True), which is",
+}
+_LACKED = {
+    (
+        "blocks.0.0.conv1.u0",
+        "blocks.0.0.conv1.weight",
+    ): "a network without spectral norm ({n}_param other than 'SN') is",
+    (
+        "blocks.0.0.bn1.stored_mean",
+        "blocks.0.0.bn1.gain.weight",
+    ): "a normalisation other than batch norm (norm_style) is",
+}
 
 
 class CheckpointError(ValueError):
-    """What is wrong with a file of weights, with its name and the first key that does not fit."""
+    """Weights that cannot be loaded; the message names the file and the first key that does not fit."""
 
 
 def load_generator(path: Path, method: Method | None = None, config: Config | None = None) -> Generator:
-    """A generator in evaluation mode with the weights of a file.
+    """Load a generator, in evaluation mode.
 
     Args:
         path: a ``.pth`` or ``.pt`` state dict of the public code, or ``.safetensors``.
-        method: of its attention blocks; dense by default.
-        config: of the network; by default it comes with the file if it is one of ours, and is read off the weights if
-            it is a public checkpoint: classes with a shared embedding.
+        method: method of its attention blocks; dense by default.
+        config: config of the network; by default it is read from the file, or inferred from the weights of a public
+            checkpoint with a shared class embedding.
 
     Raises:
-        CheckpointError: names the file and the first key that does not fit.
+        CheckpointError: the file cannot be read, or a key does not fit.
     """
     return _load(Generator, generator_config, path, method, config)
 
 
 def load_discriminator(path: Path, method: Method | None = None, config: Config | None = None) -> Discriminator:
-    """A discriminator in evaluation mode with the weights of a file; arguments as for `load_generator`."""
+    """Load a discriminator, in evaluation mode; arguments as for `load_generator`."""
     return _load(Discriminator, discriminator_config, path, method, config)
 
 
@@ -57,6 +76,7 @@ def _load(
     config: Config | None,
 ) -> Network:
     state = read_state(path)
+    _check_supported(kind, state, path)
     try:
         config = config or read_config(path) or infer(state, path)
         with torch.device("meta"):
@@ -67,11 +87,34 @@ def _load(
     return network
 
 
+def _check_supported(kind: type[nn.Module], state: dict[str, Tensor], path: Path) -> None:
+    """Raises if the keys show a setting of the original code that is not supported."""
+    letter = kind.__name__[0]
+    for key, what in _SHOWN.items():
+        if key in state:
+            raise CheckpointError(f"{path}: {key} shows {what.format(n=letter)} not supported")
+    for (key, beside), what in _LACKED.items():
+        if key not in state and beside in state:
+            raise CheckpointError(f"{path}: {key} is missing: {what.format(n=letter)} not supported")
+    first, second, gain = (state.get(f"blocks.0.0.{name}.weight") for name in ("conv1", "conv2", "bn1.gain"))
+    if first is None or second is None or first.dim() < 2 or second.dim() < 2:
+        return
+    if gain is not None and gain.dim() == 2 and "blocks.0.0.bn1.gain.u0" not in state and len(gain) != first.shape[1]:
+        raise CheckpointError(
+            f"{path}: blocks.0.0.bn1.gain.weight shows an embedding of {len(gain)} classes in every normalisation "
+            "(G_shared=False), which is not supported"
+        )
+    if kind is Discriminator and first.shape[0] == first.shape[1] != second.shape[0]:
+        raise CheckpointError(
+            f"{path}: blocks.0.0.conv1.weight shows narrow blocks (D_wide=False), which are not supported"
+        )
+
+
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, on the CPU.
+    """Read the tensors of a file to the CPU.
 
     Raises:
-        CheckpointError: it cannot be read, or is not a state dict.
+        CheckpointError: the file cannot be read, or is not a state dict.
     """
     try:
         if path.suffix == ".safetensors":
@@ -80,9 +123,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
             state: Any = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged files make every kind of error
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} cannot be read: {first}") from error
+    except Exception as error:  # damaged files raise many kinds
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
     if not isinstance(state, dict) or not state:
         raise CheckpointError(f"{path} is not a state dict: it holds {type(state).__name__}")
     for key, value in state.items():
@@ -94,7 +136,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def read_config(path: Path) -> Config | None:
-    """The config that came with the weights, or None."""
+    """Read the config from a file of ours; None for other files."""
     if path.suffix != ".safetensors":
         return None
     from safetensors import safe_open
@@ -104,15 +146,18 @@ def read_config(path: Path) -> Config | None:
     try:
         return None if text is None else Config.from_dict(json.loads(text))
     except (RecursionError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: its config: {error}") from error
+        raise CheckpointError(f"{path}: invalid config: {error}") from error
 
 
 def generator_config(state: dict[str, Tensor], path: Path) -> Config:
-    """The config that the weights of a generator have.
+    """Infer the config of a generator with a shared class embedding from its weights.
 
     Raises:
-        CheckpointError: they are not those of a generator with classes and a shared embedding.
+        CheckpointError: the weights are not those of such a generator.
     """
+    if "shared.weight" not in state and not _other(Generator, state):
+        needed = "config=Config(n_shared=0, …) is needed for a generator without a shared class embedding"
+        raise CheckpointError(f"{path}: shared.weight is missing; {needed}")
     axes = {"shared.weight": 2, "linear.weight": 2, "output_layer.2.weight": 4, "blocks.0.0.bn1.gain.weight": 2}
     _check_axes(Generator, state, path, axes)
     n_blocks = _count_blocks(state)
@@ -120,9 +165,13 @@ def generator_config(state: dict[str, Tensor], path: Path) -> Config:
     n_colours, width = state["output_layer.2.weight"].shape[:2]
     n_classes, n_shared = state["shared.weight"].shape
     n_chunk = state["blocks.0.0.bn1.gain.weight"].shape[1] - n_shared
+    if n_classes == 1:
+        raise CheckpointError(
+            f"{path}: shared.weight shows a class embedding of a single class, which is not supported"
+        )
     if width % GENERATOR[resolution][-1] or width < GENERATOR[resolution][-1]:
         raise CheckpointError(
-            f"{path}: output_layer.2.weight reads {width} channels, which {n_blocks} blocks never give"
+            f"{path}: output_layer.2.weight has {width} input channels, which do not fit {n_blocks} blocks"
         )
     if n_chunk < 0:
         raise CheckpointError(f"{path}: blocks.0.0.bn1.gain.weight is narrower than shared.weight")
@@ -139,30 +188,37 @@ def generator_config(state: dict[str, Tensor], path: Path) -> Config:
 
 
 def discriminator_config(state: dict[str, Tensor], path: Path) -> Config:
-    """The config that the weights of a discriminator have; what concerns the generator alone has its defaults.
+    """Infer the config of a discriminator from its weights; settings of the generator keep their defaults.
 
     Raises:
-        CheckpointError: they are not those of a discriminator.
+        CheckpointError: the weights are not those of a supported discriminator.
     """
     of_classes = {"embed.weight": 2} if "embed.weight" in state else {}
     _check_axes(Discriminator, state, path, {"linear.weight": 2, "blocks.0.0.conv1.weight": 4, **of_classes})
     for key in ("shared.weight", "output_layer.2.weight"):
         if key in state:
-            raise CheckpointError(f"{path}: {key} is not of a discriminator{_other(Discriminator, state)}")
+            raise CheckpointError(f"{path}: {key} does not belong to a discriminator{_other(Discriminator, state)}")
     n_blocks = _count_blocks(state)
     resolution = _resolution(path, DISCRIMINATOR, n_blocks)
     width, n_colours = state["blocks.0.0.conv1.weight"].shape[:2]
+    attention, n_halving = _with_attention(state), n_blocks - N_KEEPING[resolution]
+    if late := [str(number) for number in attention if number >= n_halving]:
+        setting = "D_attn='16' at 32×32 pixels" if resolution == 32 else "D_attn with 4"
+        raise CheckpointError(
+            f"{path}: attention after block{'s' * (len(late) > 1)} {' and '.join(late)}, where the image keeps its "
+            f"size ({setting} in the original code), is not supported"
+        )
     return Config(
         resolution=resolution,
         channels=width // DISCRIMINATOR[resolution][0],
         n_classes=state["embed.weight"].shape[0] if of_classes else 1,
-        attention=tuple(resolution >> (number + 1) for number in _with_attention(state)),
+        attention=tuple(resolution >> (number + 1) for number in attention),
         n_colours=n_colours,
     )
 
 
 def save_network(network: Generator | Discriminator, path: Path) -> None:
-    """Writes the weights and the config of a network as safetensors, under a temporary name first."""
+    """Save the weights and the config of a network as safetensors, atomically."""
     from safetensors.torch import save_file
 
     state = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
@@ -171,7 +227,7 @@ def save_network(network: Generator | Discriminator, path: Path) -> None:
 
 
 def _check_axes(kind: type[nn.Module], state: dict[str, Tensor], path: Path, axes: Mapping[str, int]) -> None:
-    """Raises unless keys are there with so many axes."""
+    """Raise unless each key is present with its number of axes."""
     for key, n_axes in axes.items():
         if key not in state:
             raise CheckpointError(f"{path}: {key} is missing{_other(kind, state)}")
@@ -180,7 +236,7 @@ def _check_axes(kind: type[nn.Module], state: dict[str, Tensor], path: Path, axe
 
 
 def _other(kind: type[nn.Module], state: dict[str, Tensor]) -> str:
-    """Says so where weights are those of the other network: generators normalise, discriminators do not."""
+    """A hint if the weights belong to the other network: only generators have batch norm."""
     if "blocks.0.0.conv1.weight" not in state:
         return ""
     found = Generator if any(key.startswith("blocks.0.0.bn1.") for key in state) else Discriminator
@@ -200,17 +256,17 @@ def _resolution(path: Path, widths: dict[int, tuple[int, ...]], n_widths: int) -
         if len(some) == n_widths:
             return resolution
     known = ", ".join(f"{len(some)} ({resolution} pixels)" for resolution, some in widths.items())
-    raise CheckpointError(f"{path}: blocks do not fit: there are {n_widths} widths, known are {known}")
+    raise CheckpointError(f"{path}: blocks have {n_widths} widths, supported are {known}")
 
 
 def fill(network: Network, state: dict[str, Tensor], path: Path) -> Network:
-    """Puts weights into a network, if all of them fit.
+    """Load weights into a network if all of them fit.
 
     Args:
-        path: that they are from, for the message.
+        path: file of the weights, for the message.
 
     Raises:
-        CheckpointError: names the file and the first key that does not fit.
+        CheckpointError: a key does not fit.
     """
     expected, ready = network.state_dict(), dict[str, Tensor]()
     other = _other(type(network), state)
@@ -221,17 +277,17 @@ def fill(network: Network, state: dict[str, Tensor], path: Path) -> Network:
             shapes = f"{tuple(state[key].shape)}, it must be {tuple(value.shape)}"
             raise CheckpointError(f"{path}: {key} has the shape {shapes}{other}")
         if not state[key].is_floating_point() or state[key].is_meta:
-            what = "without numbers" if state[key].is_meta else str(state[key].dtype)
+            what = "without data" if state[key].is_meta else str(state[key].dtype)
             raise CheckpointError(f"{path}: {key} is {what}, it must be floating-point")
-        # A copy: inside a mapped file tensors are not aligned, and sums are rounded otherwise. Converted before it is
-        # checked: what a wider type holds may be too large.
+        # Copied, because tensors of a mapped file are not aligned, which changes rounding. Converted before the check,
+        # because float64 may exceed float32.
         ready[key] = state[key].to(torch.float32, copy=True)
         if not torch.isfinite(ready[key]).all():
-            raise CheckpointError(f"{path}: {key} holds numbers that are not finite")
+            raise CheckpointError(f"{path}: {key} holds values that are not finite")
     for key in state:
         if key not in expected and not key.endswith(_IGNORED):
             raise CheckpointError(f"{path}: {key} is unknown to a {type(network).__name__.lower()} of this shape")
-    # A network that has no weights yet takes these; one that has keeps its own tensors, which an optimizer may know.
+    # A network on the meta device takes these tensors; another keeps its own, to which an optimizer may refer.
     empty = next(network.parameters()).is_meta
     network.load_state_dict(ready, assign=empty)
     return network

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
@@ -22,12 +22,16 @@ from smyrf.tools.cli.validation import (
     refuse,
 )
 
-app = typer.Typer(help="BigGAN whose attention is any of ours: the paper's image experiments.", no_args_is_help=True)
+app = typer.Typer(help="BigGAN with any attention method: the paper's image experiments.", no_args_is_help=True)
+Truncation: TypeAlias = Annotated[float | None, typer.Option(help="Bound of the latents; none by default.")]
+Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of latents, classes and hashes.")]
+Batch: TypeAlias = Annotated[int, typer.Option(help="Batch size.")]
+Threads: TypeAlias = Annotated[int | None, typer.Option(help="CPU threads; PyTorch's setting by default.")]
 
 
 @app.callback()
 def _root() -> None:
-    """BigGAN whose attention is any of ours: the paper's image experiments."""
+    """BigGAN with any attention method: the paper's image experiments."""
 
 
 @app.command()
@@ -38,32 +42,30 @@ def sample(
     ],
     methods: Annotated[
         str,
-        typer.Option(
-            help="Attention, several behind commas: dense,smyrf:64x32,tangent:0.125 makes the paper's figure."
-        ),
+        typer.Option(help="Methods, separated by commas: dense,smyrf:64x32,tangent:0.125 makes the paper's figure."),
     ] = "dense",
-    number: Annotated[int, typer.Option(help="Images.")] = 8,
+    number: Annotated[int, typer.Option(help="Number of images.")] = 8,
     classes: Annotated[
-        str | None, typer.Option(help="Class numbers behind commas, used in turn; any by default.")
+        str | None, typer.Option(help="Class indices, separated by commas, used in turn; random by default.")
     ] = None,
-    truncation: Annotated[float | None, typer.Option(help="Bound of the latents; none by default.")] = None,
-    seed: Annotated[int, typer.Option(help="Of latents, classes and hashes.")] = 0,
-    batch: Annotated[int, typer.Option(help="Images at a time.")] = 8,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
-    output: Annotated[Path, typer.Option(help="Image to write, .png (and .svg for several methods) behind it.")] = Path(
-        "samples"
-    ),
-    json: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
+    truncation: Truncation = None,
+    seed: Seed = 0,
+    batch: Batch = 8,
+    threads: Threads = None,
+    output: Annotated[
+        Path, typer.Option(help="Path of the image, without .png (and .svg for several methods).")
+    ] = Path("samples"),
+    json: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
 ) -> None:
-    """Images of a pretrained BigGAN, with one attention or the same latents with several, side by side."""
+    """Sample images of a pretrained BigGAN with one attention method, or with several from the same latents."""
     import torch
     from rich.progress import track
 
     from smyrf.atomic_write import write_json
     from smyrf.experiments.biggan.checkpoints import CheckpointError, load_generator
     from smyrf.experiments.biggan.sample import compare, write_images
-    from smyrf.experiments.biggan.table import image_table
-    from smyrf.tools.bench.results import command_line, machine
+    from smyrf.experiments.biggan.tables import image_table
+    from smyrf.tools.results import command_line, environment
 
     need_at_least(1, number=number, batch=batch, threads=threads)
     need_seed(seed)
@@ -100,7 +102,7 @@ def sample(
         found = [
             {"method": row.method.to_dict(), "memory": row.share, "distance_to_dense": row.distance} for row in rows
         ]
-        about = {"command": command_line(), "machine": machine(), "config": generator.config.to_dict()}
+        about = {"command": command_line(), "machine": environment(), "config": generator.config.to_dict()}
         write_json(json, {**about, "rows": found})
     for path in write_images(rows, output, title):
         console.print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
@@ -112,26 +114,26 @@ def score(
     features: Annotated[
         Path,
         typer.Option(
-            help="TorchScript network that sees features: the Inception file of published scores, or any that gives "
-            "features (images, width), perhaps with logits."
+            help="TorchScript feature network: the Inception file of published scores, or any that returns features "
+            "(images, width), optionally with logits."
         ),
     ],
     real: Annotated[
         Path | None,
-        typer.Option(help="Real images: a folder, an .npz file or a saved dataset; for the distance to them."),
+        typer.Option(help="Real images for the Fréchet distance: a folder, an .npz file or a saved dataset."),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Attention, several behind commas: dense,smyrf:64x32,tangent:0.125.")
+        str | None, typer.Option(help="Methods, separated by commas: dense,smyrf:64x32,tangent:0.125.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="table1: the ten rows of the paper's table.")] = None,
-    number: Annotated[int, typer.Option(help="Images to generate.")] = 5000,
-    truncation: Annotated[float | None, typer.Option(help="Bound of the latents; none by default.")] = None,
-    seed: Annotated[int, typer.Option(help="Of latents, classes and hashes.")] = 0,
-    batch: Annotated[int, typer.Option(help="Images at a time.")] = 8,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the scores here, each as soon as it is there.")] = None,
+    number: Annotated[int, typer.Option(help="Number of images.")] = 5000,
+    truncation: Truncation = None,
+    seed: Seed = 0,
+    batch: Batch = 8,
+    threads: Threads = None,
+    json: Annotated[Path | None, typer.Option(help="Write the scores to this file, after each method.")] = None,
 ) -> None:
-    """Fréchet distance and inception score of a generator with different attention, beside the paper's."""
+    """Fréchet distance and inception score of a generator with different attention methods, beside the paper's."""
     import torch
     from rich.progress import track
 
@@ -141,8 +143,8 @@ def score(
     from smyrf.experiments.biggan.pictures import PictureError, load_pictures
     from smyrf.experiments.biggan.score import PAPER, real_moments
     from smyrf.experiments.biggan.score import score as score_methods
-    from smyrf.experiments.biggan.table import score_table
-    from smyrf.tools.bench.results import command_line, machine
+    from smyrf.experiments.biggan.tables import score_table
+    from smyrf.tools.results import command_line, environment
 
     need_at_least(2, number=number)
     need_at_least(1, batch=batch, threads=threads)
@@ -172,7 +174,7 @@ def score(
         if real is not None:
             pictures = load_pictures(real, generator.config.resolution, generator.config.n_colours)
             if len(pictures) < 2:
-                refuse(f"--real {real} has one image alone, there must be two or more")
+                refuse(f"--real {real} has only one image, at least two are needed")
             moments = real_moments(network, pictures, batch, lambda some: bar(some, "real images"))
         found = score_methods(
             generator, chosen, network, number, real=moments, truncation=truncation, seed=seed, batch=batch, track=bar
@@ -180,9 +182,9 @@ def score(
         for one in found:
             scores.append(one)
             if json is not None:
-                about = {"command": command_line(), "machine": machine(), "config": generator.config.to_dict()}
+                about = {"command": command_line(), "machine": environment(), "config": generator.config.to_dict()}
                 write_json(json, {**about, "scores": [each.to_dict() for each in scores]})
-    except (CheckpointError, FeatureError, PictureError) as error:  # which name their files
+    except (CheckpointError, FeatureError, PictureError) as error:  # their messages name a file
         refuse(str(error))
     except ValueError as error:
         refuse(f"{checkpoint}: {error}")
@@ -194,46 +196,44 @@ def train(
     context: typer.Context,
     data: Annotated[
         Path,
-        typer.Argument(
-            help="Images: a folder (subfolders are classes), an .npz file or a dataset that datasets has saved."
-        ),
+        typer.Argument(help="Images: a folder (subfolders are classes), an .npz file or a dataset saved by datasets."),
     ],
     preset: Annotated[
         str | None,
-        typer.Option(help="A run of the paper, celeba-128/smyrf-4x2048 for example; other options change it."),
+        typer.Option(help="A run of the paper, such as celeba-128/smyrf-4x2048; other options override its settings."),
     ] = None,
-    resolution: Annotated[int | None, typer.Option(help="Pixels: 32, 64, 128 or 256.")] = None,
+    resolution: Annotated[int | None, typer.Option(help="Resolution in pixels: 32, 64, 128 or 256.")] = None,
     channels: Annotated[int | None, typer.Option(help="Width of the narrowest blocks; 96 in BigGAN.")] = None,
-    colours: Annotated[int | None, typer.Option(help="3, or 1 for grey images.")] = None,
-    latent: Annotated[int | None, typer.Option(help="Numbers in a latent vector.")] = None,
-    hierarchical: Annotated[bool | None, typer.Option(help="A part of the latent vector for each block.")] = None,
-    shared: Annotated[int | None, typer.Option(help="Width of a class embedding for all blocks; 0 for none.")] = None,
+    colours: Annotated[int | None, typer.Option(help="3, or 1 for greyscale images.")] = None,
+    latent: Annotated[int | None, typer.Option(help="Width of a latent vector.")] = None,
+    hierarchical: Annotated[bool | None, typer.Option(help="Give each block a chunk of the latent vector.")] = None,
+    shared: Annotated[int | None, typer.Option(help="Width of the shared class embedding; 0 for none.")] = None,
     attention: Annotated[
         list[int] | None, typer.Option(help="Resolution of an attention block; may be given several times.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="Attention: dense, smyrf:4x2048, tangent:0.125.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Images of a step, over all processes.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Parts that a batch is cut into.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of the generator.")] = None,
-    critic: Annotated[int | None, typer.Option(help="Steps of the discriminator for each.")] = None,
+    method: Annotated[str | None, typer.Option(help="Attention method: dense, smyrf:4x2048, tangent:0.125.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size, over all processes.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Parts of a batch whose gradients are accumulated.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the generator.")] = None,
+    critic: Annotated[int | None, typer.Option(help="Discriminator steps per generator step.")] = None,
     generator_rate: Annotated[float | None, typer.Option(help="Learning rate of the generator.")] = None,
     discriminator_rate: Annotated[float | None, typer.Option(help="Learning rate of the discriminator.")] = None,
-    ema: Annotated[float | None, typer.Option(help="Share of the old in the average of weights.")] = None,
-    ema_start: Annotated[int | None, typer.Option(help="Step from which on weights are averaged.")] = None,
-    flip: Annotated[bool | None, typer.Option(help="Mirror half of the images.")] = None,
+    ema: Annotated[float | None, typer.Option(help="Decay of the moving average of weights.")] = None,
+    ema_start: Annotated[int | None, typer.Option(help="First step of the moving average.")] = None,
+    flip: Annotated[bool | None, typer.Option(help="Mirror images at random.")] = None,
     max_error: Annotated[
-        float | None, typer.Option(help="Bound on the error of attention, which its budget then follows.")
+        float | None, typer.Option(help="Target error of attention, to which the budget adapts.")
     ] = None,
     adapt_every: Annotated[int | None, typer.Option(help="Steps between changes of the budget.")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, latents, the order of images and hashes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, latents, the order of images and hashes.")] = 0,
     log_every: Annotated[int, typer.Option(help="Steps between losses.")] = 100,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 1000,
-    grid_every: Annotated[int, typer.Option(help="Steps between grids of images.")] = 1000,
-    tensorboard: Annotated[bool, typer.Option(help="Write losses and grids for TensorBoard as well.")] = False,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    grid_every: Annotated[int, typer.Option(help="Steps between image grids.")] = 1000,
+    tensorboard: Annotated[bool, typer.Option(help="Also write losses and grids for TensorBoard.")] = False,
+    threads: Threads = None,
     output: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs"),
 ) -> None:
-    """Train BigGAN with any attention; the same command again goes on where it was interrupted."""
+    """Train BigGAN with any attention method; the same command again resumes an interrupted run."""
     import torch
     from filelock import FileLock, Timeout
     from rich.progress import (
@@ -285,7 +285,7 @@ def train(
     of_run |= {"generator_rate": generator_rate, "discriminator_rate": discriminator_rate, "ema_start": ema_start}
     of_run |= {"max_error": max_error, "adapt_every": adapt_every}
     try:
-        found = load_pictures(data, BOTTOM)  # classes first: a resolution follows from the recipe
+        found = load_pictures(data, BOTTOM)  # for its classes; the recipe sets the resolution
         n_classes = len(found.class_names)
         recipe = change(PRESETS.get(preset or ""), n_classes, of_config, {**of_run, "flip": flip, "seed": seed})
         pictures = found.fitted(recipe.config.resolution, recipe.config.n_colours, flip=recipe.flip)
@@ -294,7 +294,7 @@ def train(
         folder = output / recipe.name
         need_writable("output", folder / "state.json")
         if is_first_process():
-            lock = FileLock(folder / "run.lock")  # the system lets it go with the process, however that ends
+            lock = FileLock(folder / "run.lock")  # released by the system when the process ends
             lock.acquire(timeout=0)
             context.call_on_close(lock.release)
         run = Run(recipe, pictures, folder)

@@ -1,4 +1,4 @@
-"""Which cluster each pixel of a generated image asks in: the paper's figure of memberships.
+"""Cluster memberships of the pixels of generated images, as in the paper's figure.
 
 Shapes: B images, S × S pixels of an attention block.
 """
@@ -24,18 +24,18 @@ def cluster_maps(
     block: int = -1,
     seed: int = 0,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Images, and for each method the cluster of every query pixel: `cluster_grids` of an attention block.
+    """Generate images with dense attention, and find the cluster of every query pixel by each method.
 
     Args:
-        z, classes: of the images, as for the generator.
-        block: which of its attention blocks.
-        seed: of hashes.
+        z, classes: inputs of the generator.
+        block: index of the attention block.
+        seed: seed of hashes.
 
     Returns:
-        images ``(B, colours, R, R)``, made with dense attention, and cluster numbers ``(B, S, S)`` for each method.
+        images ``(B, colours, R, R)``, and cluster indices ``(B, S, S)`` for each method.
 
     Raises:
-        ValueError: there is no such attention block, or a method that has no clusters.
+        ValueError: there is no such attention block, or a method has no clusters.
     """
     n_blocks = len(list(attention_blocks(generator)))
     if not -n_blocks <= block < n_blocks:

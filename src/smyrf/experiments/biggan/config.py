@@ -1,4 +1,4 @@
-"""What a BigGAN is made of."""
+"""`Config`: the architecture of a BigGAN."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from smyrf.experiments.validation import check_ints, known_fields
 from smyrf.methods import Dense, Method, check_method, method_from_dict
 
-# Channel multipliers of the blocks by resolution. Generator: input of the first block, then output of each; each
-# doubles the size, from 4×4 on. Discriminator: output of each block; the last ones do not halve the size.
+# Channel multipliers of the blocks by resolution. Generator: input of the first block, then output of each; each block
+# doubles the resolution, starting at 4×4. Discriminator: output of each block; the last ones keep the resolution.
 GENERATOR = {
     32: (4, 4, 4, 4),
     64: (16, 16, 8, 4, 2),
@@ -22,25 +22,25 @@ DISCRIMINATOR = {
     128: (1, 2, 4, 8, 16, 16),
     256: (1, 2, 4, 8, 8, 16, 16),
 }
-# Blocks of the discriminator at the end that keep the size.
+# Number of last blocks of the discriminator that keep the resolution.
 N_KEEPING = {32: 2, 64: 1, 128: 1, 256: 1}
 BOTTOM = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A generator and a discriminator that fit together.
+    """Architecture of a generator and its discriminator.
 
     Args:
-        resolution: of images, in pixels: 32, 64, 128 or 256.
+        resolution: resolution of images: 32, 64, 128 or 256 pixels.
         channels: width of the narrowest blocks; others are multiples.
-        n_classes: 1 for images without classes.
-        n_latent: numbers in a latent vector z.
-        hierarchical: each block gets a part of z of its own, beside the first part, which makes the first image.
-        n_shared: width of the class embedding that all blocks share; 0 for none, where each block has its own.
-        attention: resolutions after whose blocks an attention block stands.
-        method: attention of these blocks.
-        n_colours: 3, or 1 for grey images.
+        n_classes: number of classes; 1 for unconditional images.
+        n_latent: width of a latent vector z.
+        hierarchical: whether each block gets its own chunk of z, after the first chunk, which is the input.
+        n_shared: width of the class embedding that all blocks share; 0 for an embedding in each block.
+        attention: resolutions of the blocks that are followed by an attention block.
+        method: method of the attention blocks.
+        n_colours: 3, or 1 for greyscale images.
 
     Example:
         >>> config = Config(resolution=128)
@@ -75,45 +75,45 @@ class Config:
                 raise ValueError(f"attention at {size} must be one of {', '.join(map(str, possible))}")
         check_method(self.method)
         if self.hierarchical and self.n_latent < self.n_blocks + 1:
-            raise ValueError(f"n_latent={self.n_latent} must be at least {self.n_blocks + 1}, a part for each block")
+            raise ValueError(f"n_latent={self.n_latent} must be at least {self.n_blocks + 1}, a chunk for each block")
 
     @property
     def n_blocks(self) -> int:
-        """Of the generator."""
+        """Number of blocks of the generator."""
         return len(GENERATOR[self.resolution]) - 1
 
     @property
     def n_chunk(self) -> int:
-        """Numbers of z for each block, with hierarchical latents; what does not divide is not used."""
+        """Width of the chunk of z per block, with hierarchical latents; a remainder is not used."""
         return self.n_latent // (self.n_blocks + 1) if self.hierarchical else 0
 
     @property
     def n_condition(self) -> int:
-        """Width of what a block's normalisation is conditioned on; 0 for nothing."""
+        """Width of the condition of batch norm; 0 for none."""
         of_class = 0 if self.n_classes == 1 else self.n_shared or self.n_classes
         return of_class + self.n_chunk
 
     @property
     def generator_widths(self) -> tuple[int, ...]:
-        """Channels before the first block and behind each."""
+        """Channels before the first block and after each."""
         return tuple(self.channels * one for one in GENERATOR[self.resolution])
 
     @property
     def discriminator_widths(self) -> tuple[int, ...]:
-        """Channels of the image and behind each block."""
+        """Channels of the image and after each block."""
         return (self.n_colours, *(self.channels * one for one in DISCRIMINATOR[self.resolution]))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The config as JSON; `from_dict` reads it."""
         plain = {one.name: getattr(self, one.name) for one in fields(self)}
         return {**plain, "attention": list(self.attention), "method": self.method.to_dict()}
 
     @staticmethod
     def from_dict(data: object) -> Config:
-        """What `to_dict` has written.
+        """Read a config from JSON.
 
         Raises:
-            ValueError: names what is unknown or wrong.
+            ValueError: a field is unknown or invalid.
         """
         options = known_fields(Config, data, "a config")
         if "method" in options:

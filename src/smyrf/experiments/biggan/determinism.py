@@ -1,4 +1,4 @@
-"""Which images a step sees, and its chance, as functions of the step: a run that goes on sees no others."""
+"""Random choices as functions of the seed and the step, so that a resumed run repeats them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import hashlib
 
 import torch
 
-SEED_LIMIT = 2**62
+from smyrf.seeds import SEED_LIMIT
 
 
 def step_seed(*numbers: int) -> int:
-    """One seed of several numbers, such as a run's seed, a step and a process.
+    """Derive a seed from several numbers, such as a run's seed, a step and a rank.
 
     Example:
         >>> step_seed(0, 1) == step_seed(0, 1) != step_seed(1, 0)
@@ -20,15 +20,15 @@ def step_seed(*numbers: int) -> int:
     return int.from_bytes(digest[:8], "little") % SEED_LIMIT
 
 
-class Order:
-    """All images in an order of chance, again and again, each time in another.
+class ImageOrder:
+    """A random order of images for each epoch, without end.
 
     Args:
-        n: images.
-        seed: of the orders.
+        n: number of images.
+        seed: seed of the orders.
 
     Example:
-        >>> order = Order(5, seed=0)
+        >>> order = ImageOrder(5, seed=0)
         >>> sorted(order.take(0, 5)), order.take(3, 4) == order.take(0, 10)[3:7]
         ([0, 1, 2, 3, 4], True)
     """
@@ -38,7 +38,7 @@ class Order:
         self._epoch, self._permutation = -1, torch.empty(0, dtype=torch.int64)
 
     def take(self, start: int, n: int) -> list[int]:
-        """The images from the `start`-th on."""
+        """Indices of `n` images from position `start`."""
         found = []
         for place in range(start, start + n):
             epoch, inside = divmod(place, self.n)

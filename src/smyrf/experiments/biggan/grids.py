@@ -1,4 +1,4 @@
-"""Images as files: a plain grid, and rows of the same latents with different attention, labelled."""
+"""Write images: a plain grid, or labelled rows of the same latents with different attention."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from smyrf.atomic_write import replacing
 
-# Between images, and the least size of one: small ones are enlarged, pixel by pixel.
+# Pixels between images, and the minimum size of an image: small ones are enlarged by nearest neighbour.
 _GAP, _LEAST = 2, 64
 
 
 def to_bytes(images: Tensor) -> Tensor:
-    """Images ``(n, colours, R, R)`` between −1 and 1 as bytes ``(n, 3, R, R)``.
+    """Convert images ``(n, colours, R, R)`` between −1 and 1 to uint8 ``(n, 3, R, R)``.
 
     Example:
         >>> import torch
@@ -29,10 +29,10 @@ def to_bytes(images: Tensor) -> Tensor:
 
 
 def tile(images: Tensor, n_columns: int | None = None) -> Tensor:
-    """Images ``(n, colours, R, R)`` side by side, ``(3, height, width)`` bytes on white.
+    """Arrange images ``(n, colours, R, R)`` in a grid on white, uint8 ``(3, height, width)``.
 
     Args:
-        n_columns: as many as make it square by default.
+        n_columns: number of columns; by default the grid is square.
     """
     pixels = to_bytes(images)
     n_columns = math.ceil(math.sqrt(len(pixels))) if n_columns is None else n_columns
@@ -47,7 +47,7 @@ def tile(images: Tensor, n_columns: int | None = None) -> Tensor:
 
 
 def save_image(pixels: Tensor, path: Path) -> None:
-    """Writes bytes ``(3, height, width)`` as PNG, under a temporary name first."""
+    """Write a uint8 image ``(3, height, width)`` as PNG, atomically."""
     from PIL import Image
 
     with replacing(path) as temporary:
@@ -55,17 +55,17 @@ def save_image(pixels: Tensor, path: Path) -> None:
 
 
 def save_comparison(rows: Sequence[tuple[str, Tensor]], path: Path, title: str) -> list[Path]:
-    """The paper's figure: the same latents in every row, another attention in each. Writes `path`.png and .svg.
+    """Write the paper's figure, a row per method with the same latents, to `path`.png and .svg.
 
     Args:
-        rows: a label and images ``(n, colours, R, R)`` each.
+        rows: pairs of a label and images ``(n, colours, R, R)``.
     """
     from matplotlib.figure import Figure
 
     from smyrf.tools.plotting import save_figure
 
     n_images = len(rows[0][1])
-    # In inches: place for the widest label, a cell for each image, a line for the title.
+    # In inches: room for the widest label, a cell per image, a line for the title.
     left = 0.2 + 0.085 * max(len(line) for label, _ in rows for line in label.splitlines())
     right, height = left + 1.05 * n_images, 0.4 + 1.15 * len(rows)
     width = max(right, 0.2 + 0.095 * len(title))

@@ -1,4 +1,4 @@
-"""What a generator draws its images from."""
+"""Random inputs of a generator, and images from them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from smyrf.experiments.biggan.networks import Generator
 
 
 def draw_latents(n_images: int, n_latent: int, *, truncation: float | None = None, seed: int = 0) -> Tensor:
-    """Normal numbers ``(n_images, n_latent)``, each within ±`truncation`: less variety, better images.
+    """Draw latents ``(n_images, n_latent)`` from a normal distribution, truncated to ±`truncation`.
 
-    A number depends on its place and the seed alone: the first images of a longer list are those of a shorter one.
+    Truncation trades variety for quality. A value depends only on its position and the seed: the first images of a
+    larger draw are those of a smaller one.
 
     Args:
-        truncation: the bound; None for none.
+        truncation: bound of the values; None for none.
 
     Example:
         >>> draw_latents(2, 3, truncation=0.5).abs().max() <= 0.5
@@ -27,7 +28,7 @@ def draw_latents(n_images: int, n_latent: int, *, truncation: float | None = Non
     if truncation is not None and not (math.isfinite(truncation) and truncation > 0.0):
         raise ValueError(f"{truncation=} must be positive")
     chance = torch.Generator().manual_seed(seed)
-    # Uniform numbers through the inverse of the normal distribution: no number is drawn twice.
+    # The inverse of the normal distribution function needs no rejection.
     uniform = torch.rand(n_images, n_latent, generator=chance, dtype=torch.float64)
     bound = 1.0 if truncation is None else math.erf(truncation / math.sqrt(2.0))
     tiny = 2.0**-53
@@ -35,15 +36,15 @@ def draw_latents(n_images: int, n_latent: int, *, truncation: float | None = Non
 
 
 def draw_classes(n_images: int, generator: Generator, classes: list[int] | None, seed: int) -> Tensor | None:
-    """A class for each image, ``(n_images,)``: those given in turn, or any; None for a generator of one class.
+    """Choose classes ``(n_images,)``: the given ones in turn, or random ones; None for a generator of one class.
 
     Raises:
-        ValueError: a class that there is not, or classes for a generator that has none.
+        ValueError: a class does not exist, or classes are given for an unconditional generator.
     """
     n_classes = generator.config.n_classes
     if n_classes == 1:
         if classes:
-            raise ValueError(f"classes={classes} are given, and the generator has one class alone")
+            raise ValueError(f"classes={classes} are given, but the generator has only one class")
         return None
     for one in classes or []:
         if not 0 <= one < n_classes:
@@ -53,12 +54,25 @@ def draw_classes(n_images: int, generator: Generator, classes: list[int] | None,
     return torch.randint(n_classes, (n_images,), generator=torch.Generator().manual_seed(seed + 1))
 
 
+def draw_inputs(
+    generator: Generator,
+    n_images: int,
+    *,
+    classes: list[int] | None = None,
+    truncation: float | None = None,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor | None]:
+    """Draw latents and classes for a generator; arguments as for `draw_latents` and `draw_classes`."""
+    z = draw_latents(n_images, generator.config.n_latent, truncation=truncation, seed=seed)
+    return z, draw_classes(n_images, generator, classes, seed)
+
+
 @torch.no_grad()
 def generate(generator: Generator, z: Tensor, classes: Tensor | None, batch: int = 8) -> Tensor:
-    """Images of latents ``(B, colours, R, R)`` between −1 and 1, on the CPU, a batch at a time, in evaluation mode.
+    """Generate images ``(B, colours, R, R)`` between −1 and 1 in batches, in evaluation mode; returned on the CPU.
 
     Raises:
-        ValueError: images are not finite.
+        ValueError: the images are not finite.
     """
     training = generator.training
     generator.eval()

@@ -1,6 +1,6 @@
 """BigGAN's generator and discriminator. State dicts have the keys of the public PyTorch checkpoints.
 
-Shapes: B images, Z latent numbers, R × R pixels.
+Shapes: B images, latent width Z, R × R pixels.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from smyrf.experiments.biggan import spectral
 from smyrf.experiments.biggan.blocks import AttentionBlock, BatchNorm, DiscriminatorBlock, GeneratorBlock
 from smyrf.experiments.biggan.config import BOTTOM, N_KEEPING, Config
-from smyrf.methods import Dense, Method, check_method
+from smyrf.methods import Method, check_method
 
 
 class Generator(nn.Module):
-    """Images of latent vectors and classes.
+    """Generate images from latents and classes.
 
     Args:
-        config: of both networks.
+        config: architecture of both networks.
 
     Example:
         >>> config = Config(resolution=32, channels=4, n_classes=10, n_latent=16, n_shared=8, attention=(16,))
@@ -42,7 +42,7 @@ class Generator(nn.Module):
         self.linear = spectral.Linear(config.n_chunk or config.n_latent, widths[0] * BOTTOM**2)
         blocks = []
         for number, (n_in, n_out) in enumerate(pairwise(widths)):
-            is_bare = not config.hierarchical and not config.n_shared  # the condition is a class number and no more
+            is_bare = not config.hierarchical and not config.n_shared  # the condition is a one-hot class
             block: list[nn.Module] = [GeneratorBlock(n_in, n_out, config.n_condition, not is_bare)]
             if BOTTOM * 2 ** (number + 1) in config.attention:
                 block.append(AttentionBlock(n_out, config.method))
@@ -53,11 +53,11 @@ class Generator(nn.Module):
         )
 
     def forward(self, z: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Images ``(B, colours, R, R)`` between −1 and 1.
+        """Generate images ``(B, colours, R, R)`` between −1 and 1.
 
         Args:
-            z: ``(B, Z)``.
-            classes: numbers ``(B,)``; None for a generator of one class.
+            z: latents ``(B, Z)``.
+            classes: class indices ``(B,)``; None for a generator of one class.
         """
         first, conditions = self._conditions(z, classes)
         h = self.linear(first).reshape(len(z), -1, BOTTOM, BOTTOM)  # (B, C, 4, 4)
@@ -69,7 +69,7 @@ class Generator(nn.Module):
         return torch.tanh(self.output_layer(h))
 
     def _conditions(self, z: Tensor, classes: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
-        """The part of z that makes the first image, and a condition for each block."""
+        """The part of z that is the input of the first layer, and the condition of each block."""
         config = self.config
         if z.dim() != 2 or z.shape[1] != config.n_latent:
             raise ValueError(f"z has the shape {tuple(z.shape)}, it must be (images, {config.n_latent})")
@@ -89,7 +89,7 @@ class Generator(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """How real an image looks, given its class: the projection discriminator.
+    """Projection discriminator: score how real an image looks, given its class.
 
     Example:
         >>> config = Config(resolution=32, channels=4, n_classes=10, n_latent=16, n_shared=8, attention=(16,))
@@ -116,11 +116,11 @@ class Discriminator(nn.Module):
             self.embed = spectral.Embedding(config.n_classes, widths[-1])
 
     def forward(self, images: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Scores ``(B, 1)``, higher for images that look real.
+        """Compute scores ``(B, 1)``, higher for images that look real.
 
         Args:
             images: ``(B, colours, R, R)``.
-            classes: numbers ``(B,)``; None for a discriminator of one class.
+            classes: class indices ``(B,)``; None for a discriminator of one class.
         """
         config = self.config
         expected = (config.n_colours, config.resolution, config.resolution)
@@ -140,9 +140,9 @@ class Discriminator(nn.Module):
 
 
 def check_classes(classes: Tensor | None, n_images: int, n_classes: int) -> None:
-    """Raises unless there is a class for each image."""
+    """Raise unless there is a valid class for each image."""
     if classes is None:
-        raise ValueError(f"classes are missing: there are {n_classes}")
+        raise ValueError(f"classes are missing: the network has {n_classes}")
     if classes.shape != (n_images,) or classes.dtype != torch.int64:
         raise ValueError(f"classes have shape {tuple(classes.shape)} and {classes.dtype}, not ({n_images},) and int64")
     if n_images and not (int(classes.min()) >= 0 and int(classes.max()) < n_classes):
@@ -150,22 +150,22 @@ def check_classes(classes: Tensor | None, n_images: int, n_classes: int) -> None
 
 
 def attention_blocks(network: nn.Module) -> Iterator[AttentionBlock]:
-    """The attention blocks of a network, from its input to its output."""
+    """The attention blocks of a network, from input to output."""
     return (module for module in network.modules() if isinstance(module, AttentionBlock))
 
 
 def set_method(network: nn.Module, method: Method, seed: int | None = None) -> None:
-    """Has all attention blocks of a network attend by one method: weights do not change.
+    """Set the method of all attention blocks of a network.
 
     Args:
-        seed: of hashes; None for PyTorch's own chance.
+        seed: seed of hashes; None for PyTorch's global generator.
 
     Raises:
-        ValueError: there is no attention block, and the method is another than dense attention.
+        ValueError: there is no attention block, and the method is not dense attention.
     """
     check_method(method)
     blocks = list(attention_blocks(network))
-    if not blocks and not isinstance(method, Dense):
+    if not blocks and not method.is_dense:
         raise ValueError(f"{type(network).__name__} has no attention block")
     for block in blocks:
         block.attend.method, block.attend.seed = method, seed
@@ -173,7 +173,7 @@ def set_method(network: nn.Module, method: Method, seed: int | None = None) -> N
 
 @contextmanager
 def restored_methods(network: nn.Module) -> Iterator[None]:
-    """Gives attention blocks back, at the end, the method and the seed that they had."""
+    """Restore the methods and seeds of attention blocks on exit."""
     before = [(block.attend, block.attend.method, block.attend.seed) for block in attention_blocks(network)]
     try:
         yield

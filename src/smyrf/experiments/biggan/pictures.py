@@ -1,4 +1,4 @@
-"""Images to train on or to compare with: a folder, an .npz file, or a dataset that `datasets` has saved.
+"""Load images for training or scoring: from a folder, an .npz file, or a dataset saved by `datasets`.
 
 Shapes: n images, R × R pixels.
 """
@@ -17,22 +17,22 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-# Images in a fingerprint, and classes of one data set at most.
+# Images in a fingerprint, and the maximum number of classes.
 N_LOOKED_AT, MAX_CLASSES = 16, 100_000
 
 
 class PictureError(ValueError):
-    """What is wrong with images that a user has named, with the file."""
+    """Images that cannot be used; the message names the file."""
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Images between −1 and 1, each ``(colours, R, R)``, with their class.
+    """Dataset of images between −1 and 1, each ``(colours, R, R)``, with their classes.
 
     Args:
-        n: how many.
-        read: the n-th as a PIL image, and its class.
-        class_names: in the order of their numbers; one for images without classes.
-        flip: mirror half of them, by chance.
+        n: number of images.
+        read: returns the PIL image and the class of an index.
+        class_names: names by class index; one for images without classes.
+        flip: mirror images at random.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         return self._n
 
     def fitted(self, resolution: int, n_colours: int, *, flip: bool) -> Pictures:
-        """The same images in another shape, without reading them again."""
+        """The same images at another resolution, without reading the source again."""
         return Pictures(self._n, self._read, self.class_names, resolution, n_colours, flip=flip)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of their number, their classes and a few of them: other images have another."""
+        """Hash of the number of images, the classes and a sample of the images."""
         found = hashlib.sha256(repr((self._n, self.class_names, self.resolution, self.n_colours)).encode())
         for index in sorted({i * (self._n - 1) // (N_LOOKED_AT - 1) for i in range(N_LOOKED_AT)}):
             image, number = self._read(index)
@@ -73,14 +73,14 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 def load_pictures(source: Path, resolution: int, n_colours: int = 3, *, flip: bool = False) -> Pictures:
-    """Images of a folder (its subfolders are classes, if all are in some), of an .npz file or of a saved dataset.
+    """Load images from a folder, an .npz file or a saved dataset.
 
-    An .npz file holds ``images``, bytes ``(n, H, W)``, ``(n, H, W, 3)`` or ``(n, 3, H, W)``, and perhaps ``labels``
-    ``(n,)``; a dataset has a column ``image``, and perhaps ``label``. Images are cut to a square in their middle and
-    resized.
+    Subfolders are classes if all images are in subfolders. An .npz file holds ``images``, uint8 ``(n, H, W)``,
+    ``(n, H, W, 3)`` or ``(n, 3, H, W)``, and optionally ``labels`` ``(n,)``; a dataset has a column ``image`` and
+    optionally ``label``. Images are cropped to a centred square and resized.
 
     Raises:
-        PictureError: says what is wrong, and with which file.
+        PictureError: the source cannot be read, or is invalid.
     """
     try:
         if source.suffix == ".npz":
@@ -91,7 +91,7 @@ def load_pictures(source: Path, resolution: int, n_colours: int = 3, *, flip: bo
             n, read, names = _from_folder(source)
         else:
             raise PictureError(f"{source} is neither a folder nor an .npz file")
-    except OSError as error:  # no such name is possible, or no such folder may be read
+    except OSError as error:  # for example an invalid name, or missing permissions
         raise PictureError(f"{source} cannot be read: {error.strerror or error}") from error
     return Pictures(n, read, names, resolution, n_colours, flip=flip)
 
@@ -114,8 +114,8 @@ def _from_folder(folder: Path) -> _Source:
         try:
             with Image.open(files[index]) as image:
                 return _plain(image), numbers[index]
-        except Exception as error:  # damaged images make every kind of error
-            raise PictureError(f"{files[index]} is not an image that can be read: {error}") from error
+        except Exception as error:  # damaged images raise many kinds
+            raise PictureError(f"{files[index]} is not a readable image: {error}") from error
 
     return len(files), read, names
 
@@ -126,7 +126,7 @@ def _from_npz(path: Path) -> _Source:
     try:
         with numpy.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if name in ("images", "labels")}
-    except Exception as error:  # a damaged archive makes every kind of error
+    except Exception as error:  # damaged archives raise many kinds
         raise PictureError(f"{path} cannot be read: {error}") from error
     if "images" not in arrays:
         raise PictureError(f"{path} has no array 'images'")
@@ -137,12 +137,12 @@ def _from_npz(path: Path) -> _Source:
         images = images[..., 0]
     if images.dtype != numpy.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
         raise PictureError(
-            f"{path}: images are {images.dtype} {images.shape}, they must be bytes (n, H, W) or with 3 colours"
+            f"{path}: images are {images.dtype} {images.shape}, they must be uint8 (n, H, W) or with 3 colours"
         )
     labels = arrays.get("labels", numpy.zeros(len(images), numpy.int64))
     if labels.shape != (len(images),) or not numpy.issubdtype(labels.dtype, numpy.integer):
         raise PictureError(
-            f"{path}: labels are {labels.dtype} {labels.shape}, they must be class numbers ({len(images)},)"
+            f"{path}: labels are {labels.dtype} {labels.shape}, they must be class indices ({len(images)},)"
         )
     if not images.size:
         raise PictureError(f"{path} holds no images, or images without pixels: {images.shape}")
@@ -155,11 +155,11 @@ def _from_npz(path: Path) -> _Source:
 
 
 def _check_labels(labels: list[Any], where: str, n_classes: int | None = None) -> None:
-    """Raises unless all are class numbers."""
+    """Raise unless all labels are class indices."""
     most = MAX_CLASSES if n_classes is None else n_classes
     for place, label in enumerate(labels):
         if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < most:
-            raise PictureError(f"{where}: label {place} is {label!r}, it must be a class number below {most:,}")
+            raise PictureError(f"{where}: label {place} is {label!r}, it must be a class index below {most:,}")
 
 
 def _from_datasets(folder: Path) -> _Source:
@@ -171,7 +171,7 @@ def _from_datasets(folder: Path) -> _Source:
         rows = datasets.load_from_disk(str(folder))
     except ImportError as error:
         raise PictureError(f"{folder} needs datasets: pip install 'smyrf[biggan]'") from error
-    except Exception as error:  # whatever is wrong with somebody's files, it is named
+    except Exception as error:  # damaged files raise many kinds
         raise PictureError(f"{folder} cannot be loaded: {error}") from error
     if isinstance(rows, datasets.DatasetDict):
         if "train" not in rows:
@@ -195,18 +195,18 @@ def _from_datasets(folder: Path) -> _Source:
             if not isinstance(row["image"], Image.Image):
                 raise TypeError(f"it is {type(row['image']).__name__}")
             return _plain(row["image"]), row["label"] if has_labels else 0
-        except Exception as error:  # damaged images make every kind of error
-            raise PictureError(f"{folder}: image {index} is not an image that can be read: {error}") from error
+        except Exception as error:  # damaged images raise many kinds
+            raise PictureError(f"{folder}: image {index} is not a readable image: {error}") from error
 
     return len(rows), read, names
 
 
 def _plain(image: Any) -> Any:
-    """A PIL image as a viewer shows it: upright, on white, with 8 bits."""
+    """Convert a PIL image to what a viewer shows: upright, on white, with 8 bits."""
     from PIL import Image, ImageOps
 
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # 16 bits, which a plain conversion would cut off at 255
+    if image.mode.startswith("I"):  # 16 bits, which `convert` would clip at 255
         return Image.fromarray((numpy.asarray(image).astype(numpy.int64).clip(0, 65535) // 257).astype(numpy.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -215,7 +215,7 @@ def _plain(image: Any) -> Any:
 
 
 def _fit(image: Any, resolution: int, n_colours: int) -> Tensor:
-    """A PIL image, cut to a square in its middle and resized: ``(colours, R, R)`` between −1 and 1."""
+    """Crop a PIL image to a centred square and resize it: ``(colours, R, R)`` between −1 and 1."""
     from PIL import Image
 
     image = image.convert("L" if n_colours == 1 else "RGB")

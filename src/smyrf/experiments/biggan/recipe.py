@@ -1,4 +1,4 @@
-"""A training run of BigGAN as one frozen description, and the paper's."""
+"""`Recipe`: a complete, frozen description of a BigGAN training run, and the paper's runs as presets."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from smyrf.tuning.search import check_target
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What to train, and how: hinge loss, two learning rates, an average of the generator's weights.
+    """Training of a BigGAN with the hinge loss, Adam and a moving average of the generator's weights.
 
     Args:
-        config: of both networks.
-        batch_size: images of a step, over all processes and accumulated parts.
-        accumulate: parts that a batch is cut into, for little memory. Batches are normalised part by part.
-        n_steps: of the generator.
-        n_critic: steps of the discriminator for each.
-        generator_rate, discriminator_rate: learning rates of Adam, constant.
-        beta1, beta2, epsilon: Adam's.
-        ema: share of the old in the average of the generator's weights, from which images are drawn.
-        ema_start: step from which on it is an average; before it is a copy.
-        flip: mirror half of the images.
-        max_error: bound on the error of attention, which the budget then follows (`smyrf.AdaptiveSchedule`); None for
-            a fixed budget.
-        adapt_every: steps between its changes.
-        seed: of weights, latents, the order of images and hashes.
+        config: architecture of both networks.
+        batch_size: images per step, over all processes and accumulated parts.
+        accumulate: parts of a batch whose gradients are accumulated, to save memory; batch norm sees one part at a
+            time.
+        n_steps: steps of the generator.
+        n_critic: discriminator steps per generator step.
+        generator_rate, discriminator_rate: constant learning rates.
+        beta1, beta2, epsilon: parameters of Adam.
+        ema: decay of the moving average of the generator's weights, from which images are sampled.
+        ema_start: first step of the average; before it the weights are copied.
+        flip: mirror images at random.
+        max_error: target error of attention, for which `smyrf.AdaptiveSchedule` adapts the budget; None for a fixed
+            budget.
+        adapt_every: steps between changes of the budget.
+        seed: seed of weights, latents, the order of images and hashes.
 
     Example:
         >>> recipe = Recipe(config=Config(resolution=128), n_steps=10)
@@ -74,42 +75,42 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        """The method of attention, for tables."""
+        """Label of the attention method, for tables."""
         return self.config.method.label
 
     @property
     def name(self) -> str:
-        """Of a run's folder: what a reader looks for first, then a hash of everything but the number of steps."""
+        """Name of the run's folder: its main settings, then a hash of all but the number of steps."""
         plain = {name: value for name, value in self.to_dict().items() if name != "n_steps"}
         words = self.label.lower().replace("×", "x").replace("%", "").replace(" ", "-")
         found = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
         return f"biggan-{self.config.resolution}-{words}-seed{self.seed}-{found}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The recipe as JSON; `from_dict` reads it."""
         return {**{one.name: getattr(self, one.name) for one in fields(self)}, "config": self.config.to_dict()}
 
     @staticmethod
     def from_dict(data: object) -> Recipe:
-        """What `to_dict` has written.
+        """Read a recipe from JSON.
 
         Raises:
-            ValueError: names what is unknown or wrong.
+            ValueError: a field is unknown or invalid.
         """
         options = known_fields(Recipe, data, "a recipe")
         return Recipe(**{**options, "config": Config.from_dict(options.get("config", {}))})
 
 
 def _faces(resolution: int, attention: int, method: Method) -> Recipe:
-    """The paper's training on CelebA-HQ: one class, no hierarchical latents, no shared embedding, batch 32."""
+    """Make a run of the paper on CelebA-HQ: one class, no hierarchical latents, no shared embedding, batch size 32."""
     config = Config(
         resolution=resolution, n_classes=1, hierarchical=False, n_shared=0, attention=(attention,), method=method
     )
     return Recipe(config=config)
 
 
-# The paper's rows: attention moves from 64×64 to the last layer before tanh. 4 rounds of clusters of 2048 queries are
-# half of the memory at 128×128; at 256×256 it says half alone: 4 × 8192 are the same share. Tangent rows are ours.
+# The paper's rows: attention moves from 64×64 to the last layer before tanh. Four rounds with clusters of 2,048 queries
+# take half of the memory at 128×128; for 256×256 the paper says only "half", which is 4 × 8,192. Tangent is ours.
 PRESETS: dict[str, Recipe] = {
     "celeba-128/dense-64": _faces(128, 64, Dense()),
     "celeba-128/smyrf-4x2048": _faces(128, 128, Smyrf(4, 2048)),
@@ -120,15 +121,15 @@ PRESETS: dict[str, Recipe] = {
 
 
 def change(recipe: Recipe | None, n_classes: int, of_config: Mapping[str, Any], of_run: Mapping[str, Any]) -> Recipe:
-    """A recipe with other settings.
+    """Change settings of a recipe.
 
     Args:
-        recipe: of the paper; None for BigGAN with as many classes as the images have, and attention at half of the
-            resolution or at 64 pixels.
-        of_config, of_run: settings of the networks and of the training; None leaves what it is.
+        recipe: a preset; None for a BigGAN with the classes of the images, and attention at half of the resolution but
+            at most at 64 pixels.
+        of_config, of_run: settings of the networks and of the training; None keeps a setting.
 
     Raises:
-        ValueError: says what does not fit.
+        ValueError: the settings do not fit together.
 
     Example:
         >>> change(None, 10, {"resolution": 32}, {"n_steps": 5}).config.attention
@@ -142,5 +143,5 @@ def change(recipe: Recipe | None, n_classes: int, of_config: Mapping[str, Any], 
         recipe = Recipe(config=config)
     config = replace(recipe.config, **given)
     if config.n_classes == 1 and given.get("n_shared"):
-        raise ValueError(f"n_shared={config.n_shared} is for classes, and these images have one alone")
+        raise ValueError(f"n_shared={config.n_shared} is for classes, but the images have only one")
     return replace(recipe, config=config, **{name: value for name, value in of_run.items() if value is not None})

@@ -1,4 +1,4 @@
-"""Images of a generator: one grid, or the paper's figure, the same latents with different attention."""
+"""Sample images of a generator with different attention methods, from the same latents."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from smyrf.experiments.biggan.grids import save_comparison, save_image, tile
-from smyrf.experiments.biggan.latents import draw_classes, draw_latents, generate
+from smyrf.experiments.biggan.latents import draw_inputs, generate
 from smyrf.experiments.biggan.networks import Generator, restored_methods, set_method
 from smyrf.methods import Dense, Method
 
 
 @dataclass(frozen=True)
-class Row:
-    """Images with one attention.
+class MethodImages:
+    """Images generated with one attention method.
 
     Args:
         images: ``(n, colours, R, R)`` between −1 and 1.
-        share: key visits of a query in the attention blocks, relative to dense attention; the mean over blocks.
-        distance: root mean square difference to the images with dense attention, relative to their own.
+        share: key visits per query, relative to dense attention, averaged over attention blocks.
+        distance: ‖images − dense‖ / ‖dense‖, with the images of dense attention.
     """
 
     method: Method
@@ -34,15 +34,12 @@ class Row:
     @property
     def label(self) -> str:
         """Method and memory, in two lines."""
-        return (
-            self.method.label
-            if isinstance(self.method, Dense)
-            else f"{self.method.label}\n{100 * self.share:.3g}% memory"
-        )
+        label = self.method.label
+        return label if self.method.is_dense else f"{label}\n{100 * self.share:.3g}% memory"
 
 
 def memory_share(generator: Generator, method: Method) -> float:
-    """The paper's memory of a method in the attention blocks of a generator, the mean over blocks.
+    """Key visits per query of a method, relative to dense attention, averaged over a generator's attention blocks.
 
     Example:
         >>> from smyrf.experiments.biggan.config import Config
@@ -51,12 +48,9 @@ def memory_share(generator: Generator, method: Method) -> float:
         >>> memory_share(small, Smyrf(64, 32))
         0.5
     """
-    shares = []
-    for size in generator.config.attention:
-        n_queries = size * size
-        shares.append(method.memory_share(n_queries // 4, n_queries))
-    if isinstance(method, Dense):
+    if method.is_dense:
         return 1.0
+    shares = [method.memory_share(size**2 // 4, size**2) for size in generator.config.attention]
     if not shares:
         raise ValueError(f"the generator has no attention block for {method.label}")
     return sum(shares) / len(shares)
@@ -72,37 +66,36 @@ def compare(
     seed: int = 0,
     batch: int = 8,
     track: Any = iter,
-) -> list[Row]:
-    """The same latents and classes with each method; the generator is left with the attention that it had.
+) -> list[MethodImages]:
+    """Generate images from the same latents and classes with each method; the generator is left unchanged.
 
     Args:
-        classes: used in turn; any by default.
-        truncation: of the latents.
-        seed: of latents, classes and hashes.
+        classes: used in turn; random by default.
+        truncation: bound of the latents.
+        seed: seed of latents, classes and hashes.
         track: wraps the methods, to show progress.
 
     Raises:
         ValueError: there is no attention block, or no such class.
     """
-    z = draw_latents(n_images, generator.config.n_latent, truncation=truncation, seed=seed)
-    numbers = draw_classes(n_images, generator, classes, seed)
+    z, numbers = draw_inputs(generator, n_images, classes=classes, truncation=truncation, seed=seed)
     shares = {method: memory_share(generator, method) for method in methods}
-    rows: list[Row] = []
+    rows: list[MethodImages] = []
     with restored_methods(generator):
         set_method(generator, Dense())
         dense = generate(generator, z, numbers, batch)
         remaining: Iterable[Method] = track(methods)
         for method in remaining:
             set_method(generator, method, seed)
-            images = dense if isinstance(method, Dense) else generate(generator, z, numbers, batch)
-            length = torch.linalg.vector_norm(dense).clamp_min(torch.finfo(dense.dtype).tiny)  # images may be all zero
+            images = dense if method.is_dense else generate(generator, z, numbers, batch)
+            length = torch.linalg.vector_norm(dense).clamp_min(torch.finfo(dense.dtype).tiny)  # images may be zero
             distance = torch.linalg.vector_norm(images - dense) / length
-            rows.append(Row(method, images, shares[method], float(distance)))
+            rows.append(MethodImages(method, images, shares[method], float(distance)))
     return rows
 
 
-def write_images(rows: Sequence[Row], path: Path, title: str) -> list[Path]:
-    """Writes a plain grid of a single row, or the paper's figure of several; says what it wrote."""
+def write_images(rows: Sequence[MethodImages], path: Path, title: str) -> list[Path]:
+    """Write a grid for one method, or the paper's figure for several, and return the paths."""
     if len(rows) > 1:
         return save_comparison([(row.label, row.images) for row in rows], path, title)
     file = path.with_name(path.name + ".png")

@@ -1,6 +1,6 @@
-"""Scores of a generator with different attention: the paper's table of a pretrained BigGAN.
+"""Score a generator with different attention methods: the paper's table of a pretrained BigGAN.
 
-Figures of the paper are quoted; nothing here was measured by us.
+Results in this file are quoted from the paper.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from smyrf.experiments.biggan.features import FeatureNetwork, look
-from smyrf.experiments.biggan.latents import draw_classes, draw_latents, generate
+from smyrf.experiments.biggan.latents import draw_inputs, generate
 from smyrf.experiments.biggan.networks import Generator, restored_methods, set_method
 from smyrf.experiments.biggan.pictures import Pictures
 from smyrf.experiments.biggan.sample import memory_share
 from smyrf.experiments.biggan.statistics import Moments, frechet_distance, inception_score, moments
 from smyrf.methods import Dense, Method, Smyrf
 
-# Images in a part of which an inception score is taken: that of a single one is 1, whatever it shows.
+# Minimum number of images per split of an inception score: that of a single image is always 1.
 N_LEAST = 10
-# Of its table: inception score, its deviation, FID; attention at 64×64 pixels.
+# The paper's table: inception score, its standard deviation, FID; attention at 64×64 pixels.
 PAPER: dict[Method, tuple[float, float, float]] = {
     Dense(): (93.79, 1.96, 11.30),
     Smyrf(32, 64): (91.91, 2.65, 12.18),
@@ -39,14 +39,14 @@ PAPER: dict[Method, tuple[float, float, float]] = {
 
 @dataclass(frozen=True)
 class Score:
-    """What a feature network makes of a generator's images with one attention.
+    """Scores of a generator with one attention method.
 
     Args:
-        share: key visits of a query, relative to dense attention.
-        frechet: distance to real images, or None without any.
-        to_dense: Fréchet distance to the same generator's images with dense attention; None where it was not scored.
-        inception: score and its deviation, or None if the network tells no classes or images are few.
-        paper: its figures for this method, if this generator has attention where the paper's has.
+        share: key visits per query, relative to dense attention.
+        frechet: Fréchet distance to real images; None without any.
+        to_dense: Fréchet distance to images of dense attention; None if dense attention was not scored.
+        inception: inception score and its standard deviation; None without class probabilities or with few images.
+        paper: the paper's results for this method, if the generator has attention at the same resolution.
     """
 
     method: Method
@@ -58,7 +58,7 @@ class Score:
     paper: tuple[float, float, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The scores as JSON."""
         plain = {"memory": self.share, "images": self.n_images, "frechet_distance": self.frechet}
         paper = self.paper
         return {
@@ -71,7 +71,7 @@ class Score:
 
 
 def real_moments(network: FeatureNetwork, pictures: Pictures, batch: int = 32, track: Any = iter) -> Moments:
-    """Moments of the features of real images."""
+    """Compute the moments of the features of real images."""
 
     def batches() -> Iterator[Tensor]:
         for start in track(range(0, len(pictures), batch)):
@@ -92,21 +92,19 @@ def score(
     batch: int = 8,
     track: Callable[[Any, str], Any] = lambda some, title: some,
 ) -> Iterator[Score]:
-    """A score for each method, on the same latents and classes; the generator is left with the attention it had.
+    """Score each method on the same latents and classes; the generator is left unchanged.
 
     Args:
         real: moments of real images.
-        seed: of latents, classes and hashes, of which each batch has its own.
-        track: wraps batches, to show progress, with a title.
+        seed: seed of latents, classes and hashes; each batch has its own hashes.
+        track: wraps batches, to show progress with a title.
 
     Raises:
-        ValueError: there is no attention block, too few images, or a network that cannot look at them; at once, before
-            the first score is asked for.
+        ValueError: there is no attention block, or the feature network fails; raised before the first score.
     """
-    methods = sorted(methods, key=lambda method: not isinstance(method, Dense))  # others are compared with it
+    methods = sorted(methods, key=lambda method: not method.is_dense)  # the others are compared with it
     shares = [memory_share(generator, method) for method in methods]
-    z = draw_latents(n_images, generator.config.n_latent, truncation=truncation, seed=seed)
-    classes = draw_classes(n_images, generator, None, seed)
+    z, classes = draw_inputs(generator, n_images, truncation=truncation, seed=seed)
     network.check(generator.config.n_colours, generator.config.resolution)
     return _scores(generator, methods, shares, network, z, classes, real, seed, batch, track)
 
@@ -130,14 +128,14 @@ def _scores(
 
             def batches(method: Method = method) -> Iterator[Tensor]:
                 for number, start in enumerate(track(range(0, n_images, batch), str(method))):
-                    # New hashes for each batch: a score of many images is not to hang on one draw of a few vectors.
+                    # New hashes for each batch, so that a score does not depend on a single draw.
                     set_method(generator, method, seed + number)
                     part = slice(start, start + batch)
                     yield generate(generator, z[part], None if classes is None else classes[part], batch)
 
             seen = look(network, batches())
             own = moments(seen.features)
-            dense = own if isinstance(method, Dense) else dense
+            dense = own if method.is_dense else dense
             n_parts = min(10, n_images // N_LEAST)
             yield Score(
                 method,

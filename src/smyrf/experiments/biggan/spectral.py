@@ -1,8 +1,8 @@
-"""Convolutions, linear maps and embeddings whose weight is divided by its largest singular value.
+"""Convolutions, linear layers and embeddings with spectral normalisation (Miyato et al., 2018).
 
-The singular value is estimated afresh in every forward pass, by one step of power iteration from a stored vector u0
-(Miyato et al., 2018). In training the step's result replaces u0, in evaluation u0 stays: a trained network gives the
-same output each time. Buffers have the names of BigGAN's public checkpoints; `sv0` is a log of the last value.
+Every forward pass estimates the largest singular value by one step of power iteration from a stored vector u0. Training
+replaces u0 by the result, evaluation keeps it. Buffers have the names of BigGAN's public checkpoints; `sv0` logs the
+last singular value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EPSILON = 1e-6
 
 
 def power_step(matrix: Tensor, u: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, Tensor]:
-    """One step of power iteration.
+    """Do one step of power iteration.
 
     Args:
         matrix: W, ``(rows, columns)``.
@@ -38,7 +38,7 @@ def power_step(matrix: Tensor, u: Tensor, epsilon: float = EPSILON) -> tuple[Ten
 
 
 class _Normalised(nn.Module):
-    """What the three layers share: the buffers, and the weight divided by σ."""
+    """Base class of the layers: the buffers, and the weight divided by σ."""
 
     weight: nn.Parameter
     u0: Tensor
@@ -60,7 +60,7 @@ class _Normalised(nn.Module):
 
 
 class Conv2d(_Normalised):
-    """A convolution that keeps the size of an image: odd kernels, padded."""
+    """A convolution with an odd kernel and padding that keeps the resolution."""
 
     def __init__(self, n_in: int, n_out: int, kernel: int, bias: bool = True) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Conv2d(_Normalised):
 
 
 class Linear(_Normalised):
-    """A linear map."""
+    """A linear layer."""
 
     def __init__(self, n_in: int, n_out: int, bias: bool = True) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Linear(_Normalised):
 
 
 class Embedding(_Normalised):
-    """A vector for each class."""
+    """A class embedding."""
 
     def __init__(self, n_classes: int, width: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""How far generated images are from real ones, by what a network sees in them.
+"""Fréchet distance and inception score, from the features and class probabilities of images.
 
 Fréchet distance (Heusel et al., 2017): between normal distributions with the features' means and covariances.
-Inception score (Salimans et al., 2016): exp of the mean divergence of p(class | image) from p(class).
+Inception score (Salimans et al., 2016): exp of the mean KL divergence of p(class | image) from p(class).
 
 Shapes: n images, F features, K classes.
 """
@@ -24,10 +24,10 @@ class Moments:
 
 
 def moments(features: Tensor) -> Moments:
-    """Mean and covariance of features ``(n, F)``.
+    """Compute the mean and covariance of features ``(n, F)``.
 
     Raises:
-        ValueError: there are fewer than two, or they are not finite.
+        ValueError: there are fewer than two rows, or values that are not finite.
 
     Example:
         >>> import torch
@@ -36,7 +36,7 @@ def moments(features: Tensor) -> Moments:
                 [0., 0.]], dtype=torch.float64)
     """
     if features.dim() != 2 or len(features) < 2:
-        raise ValueError(f"features have the shape {tuple(features.shape)}, there must be two or more of them")
+        raise ValueError(f"features have the shape {tuple(features.shape)}, at least two rows are needed")
     if not torch.isfinite(features).all():
         raise ValueError("features are not finite")
     features = features.double()
@@ -46,7 +46,7 @@ def moments(features: Tensor) -> Moments:
 
 
 def frechet_distance(a: Moments, b: Moments) -> float:
-    """‖μ_a − μ_b‖² + tr(Σ_a + Σ_b − 2 (Σ_a^½ Σ_b Σ_a^½)^½).
+    """Compute ‖μ_a − μ_b‖² + tr(Σ_a + Σ_b − 2 (Σ_a^½ Σ_b Σ_a^½)^½).
 
     Example:
         >>> import torch
@@ -57,18 +57,18 @@ def frechet_distance(a: Moments, b: Moments) -> float:
     if a.mean.shape != b.mean.shape:
         raise ValueError(f"features differ: {len(a.mean)} and {len(b.mean)} wide")
     root = _square_root(a.covariance)
-    # Σ_a Σ_b is not symmetric; this product is, and has the same eigenvalues.
+    # This product is symmetric, and has the eigenvalues of Σ_a Σ_b.
     eigenvalues = torch.linalg.eigvalsh(root @ b.covariance @ root).clamp(min=0.0)
     distance = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace()
     return max(0.0, float(distance - 2.0 * eigenvalues.sqrt().sum()))
 
 
 def inception_score(probabilities: Tensor, n_parts: int = 10) -> tuple[float, float]:
-    """The score's mean and standard deviation over parts of the images, as it is usually reported.
+    """Mean and standard deviation of the inception score over splits of the images, as it is usually reported.
 
     Args:
-        probabilities: of classes, ``(n, K)``.
-        n_parts: into which the images are cut.
+        probabilities: class probabilities ``(n, K)``.
+        n_parts: number of splits.
 
     Example:
         >>> import torch
@@ -87,6 +87,6 @@ def inception_score(probabilities: Tensor, n_parts: int = 10) -> tuple[float, fl
 
 
 def _square_root(matrix: Tensor) -> Tensor:
-    """Of a symmetric matrix with eigenvalues that are not negative but for rounding."""
+    """Square root of a positive semidefinite matrix; eigenvalues below 0 are rounding errors."""
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.clamp(min=0.0).sqrt()) @ vectors.T

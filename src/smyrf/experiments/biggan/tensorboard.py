@@ -1,4 +1,4 @@
-"""TensorBoard: losses, budgets and grids of a training run as curves and pictures, if it is installed."""
+"""Write losses, budgets and image grids of a training run for TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Board:
-    """Event files in a run's folder.
+    """Writer of event files.
 
     Args:
-        folder: for the files.
-        step: that the run is at: what a killed run has written of later steps is not shown.
+        folder: folder of the files.
+        step: current step of the run; events of later steps, from a killed run, are hidden.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -27,14 +27,14 @@ class Board:
         self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def add_losses(self, losses: Losses) -> None:
-        """Losses and scores, each a curve."""
+        """Write losses and scores."""
         for name in ("generator", "discriminator"):
             self._add(f"loss/{name}", getattr(losses, name), losses.step)
         for name in ("real", "fake"):
             self._add(f"score/{name}", getattr(losses, name), losses.step)
 
     def add_methods(self, methods: dict[str, Method], step: int) -> None:
-        """The budget of each layer that has one: rounds of Smyrf, key visits of Tangent."""
+        """Write the budget of each layer: rounds of Smyrf, budget of Tangent."""
         for layer, method in methods.items():
             if isinstance(method, Smyrf):
                 self._add(f"rounds/{layer}", method.n_hashes, step)
@@ -42,7 +42,7 @@ class Board:
                 self._add(f"budget/{layer}", method.budget, step)
 
     def add_grid(self, image: Tensor, step: int) -> None:
-        """A grid of images, ``(3, height, width)`` bytes."""
+        """Write a grid of images, uint8 ``(3, height, width)``."""
         self._writer.add_image("images", image, step)
         self._writer.flush()
 

@@ -1,7 +1,7 @@
-"""Training BigGAN: hinge loss, two learning rates, checkpoints from which a killed run goes on as if it had not been.
+"""Train BigGAN with the hinge loss; a killed run resumes from its last checkpoint with identical results.
 
-Everything that is drawn by chance in a step follows from the seed, the step and the process: a checkpoint holds
-weights, the states of both optimizers, the losses and the schedule so far, and nothing else is needed.
+All random choices of a step depend only on the seed, the step and the rank. So a checkpoint holds the weights, the
+states of both optimizers, the losses and the schedule, and no state of a random generator.
 """
 
 from __future__ import annotations
@@ -20,34 +20,36 @@ from torch import Tensor, nn
 
 from smyrf.atomic_write import write_json
 from smyrf.experiments.biggan.checkpoints import CheckpointError, fill, read_state, save_network
-from smyrf.experiments.biggan.determinism import Order, step_seed
+from smyrf.experiments.biggan.determinism import ImageOrder, step_seed
 from smyrf.experiments.biggan.grids import save_image, tile
-from smyrf.experiments.biggan.latents import draw_classes, draw_latents, generate
+from smyrf.experiments.biggan.latents import draw_inputs, generate
 from smyrf.experiments.biggan.networks import Discriminator, Generator, attention_blocks
 from smyrf.experiments.biggan.pictures import Pictures
 from smyrf.experiments.biggan.recipe import Recipe
 from smyrf.experiments.biggan.standing_statistics import collect_statistics
 from smyrf.experiments.biggan.tensorboard import Board
 from smyrf.experiments.biggan.weight_average import Average
+from smyrf.experiments.checkpoint_folders import checkpoint_folders
+from smyrf.experiments.validation import first_line
 from smyrf.tuning.schedule import AdaptiveSchedule
 
 N_KEPT = 2
-# Batches from which the average has its statistics: as many as in the public code.
+# Batches for standing statistics, as in the public code.
 N_STANDING = 16
-# Numbers by which chance is told apart.
+# Streams of random numbers.
 _WEIGHTS, _IMAGES, _STEP, _GRID, _STANDING = range(5)
 
 
 class DivergedError(ValueError):
-    """Losses or weights that are not finite: nothing that comes after them means anything."""
+    """Losses or weights are not finite."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Means since the last.
+    """Mean losses since the previous ones.
 
     Args:
-        step: of the generator.
+        step: step of the generator.
         real, fake: mean scores of the discriminator.
     """
 
@@ -64,11 +66,11 @@ class Run:
     Args:
         recipe: what to train.
         pictures: real images.
-        folder: for checkpoints, grids and the trained networks.
-        n_grid: images of a grid.
+        folder: folder of checkpoints and grids.
+        n_grid: images per grid.
 
     Raises:
-        ValueError: images and recipe do not fit, or the folder belongs to another recipe.
+        ValueError: the images do not fit the recipe, or the folder belongs to another run.
     """
 
     def __init__(self, recipe: Recipe, pictures: Pictures, folder: Path, *, n_grid: int = 16) -> None:
@@ -90,10 +92,10 @@ class Run:
         torch.manual_seed(step_seed(recipe.seed, _WEIGHTS))
         self.generator, self.discriminator = Generator(config), Discriminator(config)
         for network in (self.generator, self.discriminator):
-            # The order in which convolutions are fastest: a step takes a fifth less on a CPU.
+            # The fastest memory format for convolutions: saves a fifth of a step on a CPU.
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.average = Average(self.generator, recipe.ema)
-        self.order = Order(len(pictures), step_seed(recipe.seed, _IMAGES))
+        self.order = ImageOrder(len(pictures), step_seed(recipe.seed, _IMAGES))
         betas = recipe.beta1, recipe.beta2
         self.optimizers = {
             "generator": torch.optim.Adam(self.generator.parameters(), recipe.generator_rate, betas, recipe.epsilon),
@@ -108,7 +110,7 @@ class Run:
             else AdaptiveSchedule(both, max_error=recipe.max_error, every=recipe.adapt_every, seed=recipe.seed)
         )
         self.step, self.losses = 0, list[Losses]()
-        self._sums = [0.0] * 4  # of losses and scores, since the last that were logged
+        self._sums = [0.0] * 4  # of losses and scores since they were last logged
         self._resume()
         self._prepare()
 
@@ -127,15 +129,15 @@ class Run:
         board: Board | None = None,
         done: Callable[[Losses | None], None],
     ) -> None:
-        """Trains to the recipe's last step.
+        """Train to the recipe's last step.
 
         Args:
             log_every, save_every, grid_every: steps between losses, checkpoints and grids.
-            board: is shown the losses and grids as well.
-            done: is called after each step, with the losses where they are logged.
+            board: also receives losses and grids.
+            done: called after each step, with the losses if they are logged.
 
         Raises:
-            DivergedError: losses or weights are not finite any more; the last checkpoint is older than that.
+            DivergedError: losses or weights are not finite; all checkpoints are from before.
             PictureError: an image cannot be read.
         """
         recipe = self.recipe
@@ -161,9 +163,9 @@ class Run:
             is_shown, is_saved = (is_last or self.step % every == 0 for every in (grid_every, save_every))
             if is_shown or is_saved:
                 if self.accelerator.is_main_process:
-                    self._settle()
+                    self._collect_statistics()
                 self._check_weights()
-            # The grid comes first: a run that is killed between the two makes it again.
+            # The grid comes first: a run that is killed in between writes it again.
             if is_shown and self.accelerator.is_main_process:
                 self.save_grid(board)
             if is_saved:
@@ -171,7 +173,7 @@ class Run:
             done(logged)
 
     def _one_step(self) -> Tensor:
-        """A step of both networks; losses of generator and discriminator, mean scores of real and fake images."""
+        """Train both networks for a step; return the losses of both, and mean scores of real and fake images."""
         recipe, accelerator = self.recipe, self.accelerator
         torch.manual_seed(step_seed(recipe.seed, _STEP, self.step, accelerator.process_index))
         self.generator.train(), self.discriminator.train()
@@ -192,7 +194,7 @@ class Run:
                 share = 1.0 / (recipe.accumulate * recipe.n_critic)
                 found[1:] += share * torch.stack([loss, real_score.mean(), fake_score.mean()]).detach().double().cpu()
             self.optimizers["discriminator"].step()
-        self.discriminator.requires_grad_(False)  # its weights are looked through, not changed
+        self.discriminator.requires_grad_(False)  # only passes gradients on to the generator
         self.optimizers["generator"].zero_grad()
         for _ in range(recipe.accumulate):
             z, drawn = self._latents()
@@ -200,17 +202,17 @@ class Run:
             accelerator.backward(loss / recipe.accumulate)
             found[0] += loss.detach().double().cpu() / recipe.accumulate
         self.optimizers["generator"].step()
-        if accelerator.num_processes > 1:  # each has seen a part of the batch
+        if accelerator.num_processes > 1:  # each process has seen a part of the batch
             found = accelerator.reduce(found.to(accelerator.device), reduction="mean").cpu()
         return found
 
     def _adapt(self) -> None:
-        """Has the budget follow the error, where the recipe says so: the same on all processes, and for the average."""
+        """Adapt the budget to the error if the recipe asks for it, on all processes and for the average."""
         if self.schedule is None:
             return
         self.schedule()
         was_due = (self.step - 1) % self.recipe.adapt_every == 0
-        if was_due and self.accelerator.num_processes > 1:  # each has watched images of its own
+        if was_due and self.accelerator.num_processes > 1:  # each process has measured its own images
             from accelerate.utils import broadcast_object_list
 
             (state,) = broadcast_object_list([self.schedule.state_dict()])
@@ -240,29 +242,25 @@ class Run:
             return z, None
         return z, torch.randint(config.n_classes, (self.n_part,)).to(device)
 
-    def _settle(self) -> None:
-        """Gives the average statistics of normalisation of its own, those of the same latents each time."""
+    def _collect_statistics(self) -> None:
+        """Collect standing statistics of the average, from the same latents each time."""
         network, device = self.average.network, self.accelerator.device
         assert isinstance(network, Generator)
-        n_images, seed = N_STANDING * self.n_part, step_seed(self.recipe.seed, _STANDING)
-        z = draw_latents(n_images, self.recipe.config.n_latent, seed=seed).to(device)
-        classes = draw_classes(n_images, network, None, seed)
+        z, classes = draw_inputs(network, N_STANDING * self.n_part, seed=step_seed(self.recipe.seed, _STANDING))
         some = [None] * N_STANDING if classes is None else torch.split(classes.to(device), self.n_part)
-        collect_statistics(network, zip(torch.split(z, self.n_part), some, strict=True))
+        collect_statistics(network, zip(torch.split(z.to(device), self.n_part), some, strict=True))
 
     def _check_weights(self) -> None:
-        """Raises unless all weights are finite: a step can spoil them whose own losses were finite."""
+        """Raise unless all weights are finite: a step with finite losses can make them infinite."""
         for name, network in self._networks().items():
             for key, value in network.state_dict().items():
                 if not torch.isfinite(value).all():
                     raise DivergedError(f"{key} of the {name} is not finite at step {self.step}; the run has diverged")
 
     def save_grid(self, board: Board | None = None) -> None:
-        """Writes images of the averaged generator, the same latents each time."""
-        seed = step_seed(self.recipe.seed, _GRID)
-        z = draw_latents(self.n_grid, self.recipe.config.n_latent, seed=seed)
+        """Write a grid of images of the averaged generator, from the same latents each time."""
         assert isinstance(self.average.network, Generator)
-        classes = draw_classes(self.n_grid, self.average.network, None, seed)
+        z, classes = draw_inputs(self.average.network, self.n_grid, seed=step_seed(self.recipe.seed, _GRID))
         images = generate(self.average.network, z, classes, self.n_part)
         grid = tile(images)
         save_image(grid, self.folder / "grids" / f"{self.step:07d}.png")
@@ -270,7 +268,7 @@ class Run:
             board.add_grid(grid, self.step)
 
     def save(self) -> None:
-        """Writes a checkpoint, whole or not at all, and removes old ones."""
+        """Write a checkpoint atomically, and remove old ones."""
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
             return
@@ -293,7 +291,7 @@ class Run:
         write_json(temporary / "state.json", state)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-        for old in _checkpoints(self.folder)[:-N_KEPT]:
+        for old in checkpoint_folders(self.folder)[:-N_KEPT]:
             shutil.rmtree(old)
 
     def _networks(self) -> dict[str, Generator | Discriminator]:
@@ -301,11 +299,11 @@ class Run:
         return {"generator": self.generator, "discriminator": self.discriminator, "average": self.average.network}
 
     def _resume(self) -> None:
-        """Goes on from the last checkpoint, if there is one."""
+        """Resume from the last checkpoint, if there is one."""
         if self.accelerator.is_main_process:
-            for half in self.folder.glob("checkpoint-*.tmp"):  # of a run that was killed while it saved
+            for half in self.folder.glob("checkpoint-*.tmp"):  # from a run that was killed while saving
                 shutil.rmtree(half)
-        found = _checkpoints(self.folder)
+        found = checkpoint_folders(self.folder)
         if not found:
             return
         last = found[-1]
@@ -320,9 +318,9 @@ class Run:
         if before.name != self.recipe.name:
             raise ValueError(f"{self.folder} belongs to another recipe: {before.name}, not {self.recipe.name}")
         if images != self.pictures.fingerprint:
-            raise ValueError(f"{self.folder} was begun with other images: choose another folder for these")
+            raise ValueError(f"{self.folder} was started with other images: choose another folder")
         if self.step > self.recipe.n_steps:
-            raise ValueError(f"n_steps={self.recipe.n_steps} is fewer than the {self.step} that {self.folder} has")
+            raise ValueError(f"n_steps={self.recipe.n_steps} is less than the {self.step} steps of {self.folder}")
         for name, network in self._networks().items():
             file = last / f"{name}.safetensors"
             with _named(file):
@@ -340,24 +338,18 @@ class Run:
 
 @contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """Errors in a file of a checkpoint, with its name and what can be done."""
+    """Name the file of a checkpoint in its errors, and the remedy."""
     try:
         yield
-    except Exception as error:  # damaged files make every kind of error
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        what = first if isinstance(error, CheckpointError) else f"{file} cannot be read: {first}"
-        raise CheckpointError(f"{what}; remove {file.parent.name} to go on from the checkpoint before") from error
+    except Exception as error:  # damaged files raise many kinds
+        what = "" if isinstance(error, CheckpointError) else f"{file} cannot be read: "
+        remedy = f"remove {file.parent.name} to resume from the previous checkpoint"
+        raise CheckpointError(f"{what}{first_line(error)}; {remedy}") from error
 
 
 def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Raises unless what an optimizer keeps of each weight has that weight's shape."""
+    """Raise unless the state of an optimizer has the shapes of its weights."""
     for weight, kept in optimizer.state.items():
         for name, value in kept.items():
             if isinstance(value, Tensor) and value.dim() and value.shape != weight.shape:
                 raise ValueError(f"{name} has the shape {tuple(value.shape)}, its weight {tuple(weight.shape)}")
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints, the last one last."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))

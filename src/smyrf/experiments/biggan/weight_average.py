@@ -1,4 +1,4 @@
-"""An average of a network's weights over its training, from which images are drawn."""
+"""Exponential moving average of a network's weights."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import nn
 
 
 class Average:
-    """Exponential moving average of the weights of a network; its buffers are copied, and belong to other weights.
+    """Exponential moving average of the weights of a network; buffers are copied.
 
     Args:
-        network: whose weights are averaged, as they are now.
-        keep: share of the old in each update.
+        network: network whose weights are averaged, starting from their current values.
+        keep: decay, the weight of the old average in an update.
 
     Example:
         >>> import torch
@@ -32,7 +32,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, network: nn.Module, *, copies: bool = False) -> None:
-        """Moves towards the network, or becomes a copy of it."""
+        """Update the average, or copy the network."""
         keep = 0.0 if copies else self.keep
         for weight, other in zip(self.network.parameters(), network.parameters(), strict=True):
             weight.lerp_(other, 1.0 - keep)

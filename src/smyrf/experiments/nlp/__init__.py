@@ -1,4 +1,4 @@
-"""The paper's language experiments: fine-tuning with another attention.
+"""The paper's language experiments: fine-tuning encoders with sparse attention.
 
 Example:
     >>> from smyrf.experiments.nlp import PRESETS
@@ -7,11 +7,11 @@ Example:
 """
 
 from smyrf.experiments.nlp.data import load_splits
+from smyrf.experiments.nlp.format_tables import markdown
 from smyrf.experiments.nlp.presets import PRESETS, Preset
 from smyrf.experiments.nlp.recipe import Recipe
-from smyrf.experiments.nlp.report import build_tables
+from smyrf.experiments.nlp.result_tables import build_tables
 from smyrf.experiments.nlp.results import Result, load_results
-from smyrf.experiments.nlp.tables import markdown
 from smyrf.experiments.nlp.tasks import TASKS, Task
 from smyrf.experiments.nlp.train import finetune, model_folder
 from smyrf.experiments.nlp.write_report import write_report

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: which is the last whole one, and which are half-written."""
+"""Checkpoints of a fine-tuning run: marking them as complete, and finding the last complete one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-# transformers writes a checkpoint file by file under its final name; these files come last, one of each process.
+from smyrf.experiments.checkpoint_folders import checkpoint_folders
+
+# transformers writes a checkpoint file by file under its final name; each process adds this mark at the end.
 _WHOLE = "whole-{rank}-of-{n}"
 
 
 class MarkWhole(TrainerCallback):  # type: ignore[misc]
-    """Marks each checkpoint once it is written."""
+    """Mark each checkpoint once it is complete."""
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         mark = _WHOLE.format(rank=args.process_index, n=args.world_size)
@@ -21,7 +23,7 @@ class MarkWhole(TrainerCallback):  # type: ignore[misc]
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last whole checkpoint of a run, or None.
+    """Last complete checkpoint of a run, or None.
 
     Example:
         >>> import tempfile
@@ -33,37 +35,33 @@ def last_checkpoint(folder: Path) -> Path | None:
         ...     last_checkpoint(Path(name)).name
         'checkpoint-10'
     """
-    return max(filter(_is_whole, _checkpoints(folder)), key=_step, default=None)
+    return next(filter(_is_whole, reversed(checkpoint_folders(folder))), None)
 
 
 def n_marks(checkpoint: Path) -> int:
-    """Processes that a whole checkpoint was written by."""
-    return len(list(checkpoint.glob(_WHOLE.format(rank="*", n="*"))))
+    """Number of processes that wrote a complete checkpoint."""
+    return len(_marks(checkpoint))
 
 
 def remove_half_written(folder: Path) -> None:
-    """Removes what a kill has left: transformers would count it among those that it keeps."""
-    for one in _checkpoints(folder):
+    """Remove incomplete checkpoints, which transformers would count among those that it keeps."""
+    for one in checkpoint_folders(folder):
         if not _is_whole(one):
             shutil.rmtree(one)
 
 
 def remove_all(folder: Path) -> None:
-    """Removes the checkpoints of a run that is finished."""
-    for one in _checkpoints(folder):
+    """Remove the checkpoints of a finished run."""
+    for one in checkpoint_folders(folder):
         shutil.rmtree(one)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    marks = [mark.name for mark in checkpoint.glob(_WHOLE.format(rank="*", n="*"))]
+    marks = _marks(checkpoint)
     return bool(marks) and len(marks) == int(marks[0].rsplit("-", 1)[-1])
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    return [one for one in folder.glob("checkpoint-*") if one.name.removeprefix("checkpoint-").isdecimal()]
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
+def _marks(checkpoint: Path) -> list[str]:
+    return [mark.name for mark in checkpoint.glob(_WHOLE.format(rank="*", n="*"))]

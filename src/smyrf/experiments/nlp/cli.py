@@ -12,8 +12,8 @@ from rich.markup import escape
 from smyrf.tools.cli.default_command import RunByDefault
 from smyrf.tools.cli.validation import need, need_at_least, need_model, need_writable, refuse
 
-app = typer.Typer(cls=RunByDefault, help="Fine-tune an encoder with another attention: the paper's language tables.")
-# As the options are called whose values a recipe checks.
+app = typer.Typer(cls=RunByDefault, help="Fine-tune an encoder with sparse attention: the paper's language tables.")
+# Options by the names that a recipe has for them, for error messages.
 OPTIONS = {
     "max_length": "--max-length",
     "batch_size": "--batch",
@@ -38,8 +38,8 @@ def run(
     task: Annotated[
         str | None,
         typer.Argument(
-            help="cola, mnli, mrpc, qnli, qqp, rte, sst2, stsb, wnli, imdb or hyperpartisan; with --preset, all of its "
-            "tasks by default.",
+            help="cola, mnli, mrpc, qnli, qqp, rte, sst2, stsb, wnli, imdb or hyperpartisan; by default all tasks of "
+            "--preset.",
             show_default=False,
         ),
     ] = None,
@@ -47,7 +47,7 @@ def run(
         bool, typer.Option("--list", help="Show the presets, their settings and the paper's figures.")
     ] = False,
     preset: Annotated[
-        str | None, typer.Option(help="A row of the paper's tables, as --list shows them; other options change it.")
+        str | None, typer.Option(help="A row of the paper's tables, from --list; other options override its settings.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Path or hub name of an encoder, or minilm; the paper's by default.")
@@ -64,37 +64,35 @@ def run(
     ] = None,
     eval_method: Annotated[
         list[str] | None,
-        typer.Option(help="Attention in evaluation, may be given several times; that of training by default."),
+        typer.Option(help="Attention in evaluation; may be given several times; by default as in training."),
     ] = None,
-    max_length: Annotated[int | None, typer.Option(help="Tokens; the rest of a text is cut off.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens per text; longer texts are truncated.")] = None,
     pad: Annotated[
         str | None,
-        typer.Option(help="max_length, as the paper does, longest of a batch, or grouped: batches of like lengths."),
+        typer.Option(help="max_length, as in the paper; longest, of a batch; or grouped, batches of similar lengths."),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Rows of a step, over all processes.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Over the training split.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size, over all processes.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training split.")] = None,
     lr: Annotated[
         list[float] | None, typer.Option(help="Learning rate; given several times, reports show the best.")
     ] = None,
-    warmup: Annotated[float | None, typer.Option(help="Share of the steps in which the learning rate rises.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="AdamW's.")] = None,
+    warmup: Annotated[float | None, typer.Option(help="Fraction of the steps with linear warm-up.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay of AdamW.")] = None,
     seed: Annotated[
-        list[int] | None, typer.Option(help="May be given several times: mean ± std; 0 by default.")
+        list[int] | None, typer.Option(help="Seed; given several times, tables show mean ± std; 0 by default.")
     ] = None,
-    train_rows: Annotated[int | None, typer.Option(help="Train on a sample of so many rows.")] = None,
-    eval_rows: Annotated[int | None, typer.Option(help="Evaluate on a sample of so many rows.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Stop after so many optimisation steps.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's own number by default.")] = None,
+    train_rows: Annotated[int | None, typer.Option(help="Train on a sample of this many rows.")] = None,
+    eval_rows: Annotated[int | None, typer.Option(help="Evaluate on a sample of this many rows.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Stop after this many optimisation steps.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; PyTorch's setting by default.")] = None,
     keep_model: Annotated[bool, typer.Option(help="Keep the trained models.")] = True,
     output: Annotated[Path, typer.Option(help="Folder for results, checkpoints and models.")] = Path("runs"),
-    json: Annotated[
-        Path | None, typer.Option(help="Write the tables that are shown here, too; with --list, the presets.")
-    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the tables to this file; with --list, the presets.")] = None,
 ) -> None:
-    """Fine-tune an encoder on a task with one attention, evaluate it with the same or with others.
+    """Fine-tune an encoder on a task with one attention method, and evaluate it with the same or with others.
 
-    Each run leaves a JSON file in --output. The same command again skips what is finished and goes on with what was
-    interrupted. `smyrf finetune report DIR` makes tables and plots of such a folder.
+    Each run writes a JSON file to --output. The same command again skips finished runs and resumes interrupted ones.
+    `smyrf finetune report DIR` makes tables and plots of such a folder.
     """
     from smyrf.atomic_write import write_json
     from smyrf.experiments.nlp.presets import PRESETS, find_preset, preset_for
@@ -103,7 +101,7 @@ def run(
     if json is not None:
         need_writable("json", json)
     if list_presets:
-        from smyrf.experiments.nlp.tables import figure_table, notes, preset_table
+        from smyrf.experiments.nlp.format_tables import figure_table, notes, preset_table
 
         rows = list(PRESETS.values())
         Console().print(preset_table(rows), figure_table(rows))
@@ -148,34 +146,31 @@ def run(
     import torch
 
     from smyrf.experiments.launch_env import is_first_process
-    from smyrf.experiments.nlp import command
-    from smyrf.experiments.nlp.write_report import to_dict
+    from smyrf.experiments.nlp.run_recipes import run_recipes
 
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console(quiet=not is_first_process())
     try:
-        tables = command.finetune_all(
-            recipes, output, data, preset=preset or "", keep_model=keep_model, console=console
-        )
+        tables = run_recipes(recipes, output, data, preset=preset or "", keep_model=keep_model, console=console)
     except ValueError as error:
         refuse(_by_options(error))
     if json is not None and is_first_process():
-        write_json(json, [to_dict(table) for table in tables])
+        write_json(json, [table.to_dict() for table in tables])
 
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder with results of smyrf finetune, and folders below it.")],
+    folder: Annotated[Path, typer.Argument(help="Folder with results of smyrf finetune; subfolders are searched.")],
     output: Annotated[
         Path | None, typer.Option(help="Folder for report.md, report.json and plots; FOLDER by default.")
     ] = None,
-    plots: Annotated[bool, typer.Option(help="Also write plots of the metric against memory.")] = True,
+    plots: Annotated[bool, typer.Option(help="Also plot the metric against memory.")] = True,
 ) -> None:
-    """The paper's tables rebuilt from a folder of results, ours beside the paper's."""
-    from smyrf.experiments.nlp.report import build_tables
+    """Rebuild the paper's tables from a folder of results, with the paper's figures beside ours."""
+    from smyrf.experiments.nlp.format_tables import rich_table
+    from smyrf.experiments.nlp.result_tables import build_tables
     from smyrf.experiments.nlp.results import load_results
-    from smyrf.experiments.nlp.tables import rich_table
     from smyrf.experiments.nlp.write_report import write_report
 
     if plots:
@@ -204,7 +199,7 @@ def _method(option: str, text: str) -> Any:
 
 
 def _by_options(error: Exception) -> str:
-    """What is wrong, with options as they are typed."""
+    """The message of an error, with command-line options in place of recipe fields."""
     text = str(error)
     for name, option in OPTIONS.items():
         if text.startswith(f"{name}="):

@@ -1,4 +1,4 @@
-"""Splits of a task, from a folder or from the hub, perhaps a sample of them."""
+"""Load the splits of a task from a folder or from the Hugging Face hub, whole or as a sample."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Any
 
 from smyrf.experiments.nlp.files import SUFFIXES, DataError, find_split, places, read_split
 from smyrf.experiments.nlp.tasks import Task
+from smyrf.experiments.validation import first_line
 
-# Share of the training split that is held out where there is no other split, and the seed of every choice of rows:
-# runs with other seeds see the same rows.
+# Fraction of the training split that is held out if there is no evaluation split, and the seed that selects rows: runs
+# with different seeds see the same rows.
 HELD_OUT, ROWS_SEED = 0.2, 0
 
 
 def load_splits(
     task: Task, folder: Path | None, *, n_train: int | None = None, n_eval: int | None = None
 ) -> dict[str, Any]:
-    """The training split and those for evaluation, as `datasets.Dataset` with the columns of `task` and ``label``.
+    """Load the training and evaluation splits as `datasets.Dataset` with the text columns of `task` and ``label``.
 
     Args:
-        folder: with the task's files, or with folders of tasks; None for the hub.
-        n_train, n_eval: rows of a sample, the same for every seed; None for all.
+        folder: holds the task's files, or a folder per task; None for the hub.
+        n_train, n_eval: sample sizes, the same rows for every seed; None for all rows.
 
     Raises:
-        DataError: says what is missing or wrong, and where.
+        DataError: a split is missing or invalid.
     """
     from datasets import Dataset
 
@@ -47,7 +48,7 @@ def _sample(rows: Any, size: int | None, name: str) -> Any:
     if size is None or size == len(rows):
         return rows
     if size > len(rows):
-        raise DataError(f"{name}={size} is more than the {len(rows)} rows that there are")
+        raise DataError(f"{name}={size} is more than the {len(rows)} rows available")
     return rows.shuffle(seed=ROWS_SEED).select(range(size))
 
 
@@ -76,9 +77,8 @@ def _from_hub(task: Task) -> dict[str, dict[str, list[Any]]]:
     name, configuration, folder, revision = task.hub
     try:
         loaded: Mapping[str, Any] = datasets.load_dataset(name, configuration, data_dir=folder, revision=revision)
-    except Exception as error:  # whatever the network, the hub or the cache has to say
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        what = f"{task.title} cannot be loaded from the hub ({name}): {first}"
+    except Exception as error:  # the network, the hub and the cache raise many kinds
+        what = f"{task.title} cannot be loaded from the hub ({name}): {first_line(error)}"
         raise DataError(f"{what}; a folder with its files can be given instead") from error
     found = {}
     for split in ("train", *task.splits):

@@ -1,4 +1,4 @@
-"""The encoder that is fine-tuned: its files, and whether it can do what a recipe asks."""
+"""Load the encoder to fine-tune, and check that it can do what a recipe asks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import nn
 
 from smyrf.experiments.nlp.recipe import Recipe
 from smyrf.experiments.nlp.tasks import TASKS
-from smyrf.methods import Dense
+from smyrf.experiments.validation import first_line
 from smyrf.models.replace import replace_attention
 from smyrf.tools.encoders import load_pretrained, minilm_path
 
-# Files of a model that decide its outputs: weights, shape, tokenizer.
+# Files that determine the outputs of a model: weights, config, tokenizer.
 _FILES = ("*.safetensors", "*.bin", "config.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*tokens*.json")
 
 
 def load_config(recipe: Recipe) -> Any:
-    """The config of a recipe's model, as a classifier for its task.
+    """Load the config of a recipe's model, as a classifier for its task.
 
     Raises:
-        ValueError: it cannot be loaded, is no encoder, is too short, or its attention cannot be replaced.
+        ValueError: it cannot be loaded, is not an encoder, has too few positions, or attention that cannot be replaced.
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -38,50 +38,49 @@ def load_config(recipe: Recipe) -> Any:
         config.id2label = dict(enumerate(task.labels))
         config.label2id = {name: number for number, name in enumerate(task.labels)}
     config.problem_type = "single_label_classification" if task.labels else "regression"
-    config.output_hidden_states = config.output_attentions = False  # a classifier's logits are all that is read
+    config.output_hidden_states = config.output_attentions = False  # only the logits are read
     try:
-        with torch.device("meta"):  # without weights: what it is made of
+        with torch.device("meta"):  # modules without weights
             model = AutoModelForSequenceClassification.from_config(copy.deepcopy(config))
     except ValueError as error:
-        first = str(error).strip().splitlines()[0]
-        raise ValueError(f"model={recipe.model!r} cannot classify: {first}") from error
+        raise ValueError(f"model={recipe.model!r} cannot classify: {first_line(error)}") from error
     _check_length(recipe, model)
     for method in (recipe.train_method, *recipe.eval_methods):
-        if not isinstance(method, Dense):
+        if not method.is_dense:
             replace_attention(model, method)
     return config
 
 
 def load_tokenizer(recipe: Recipe, config: Any) -> Any:
-    """The tokenizer of a recipe's model.
+    """Load the tokenizer of a recipe's model.
 
     Raises:
-        ValueError: it cannot be loaded, has no token for padding, or no words.
+        ValueError: the tokenizer cannot be loaded, has no padding token, or an empty vocabulary.
     """
     from transformers import AutoTokenizer
 
     tokenizer = _loaded(AutoTokenizer, recipe.model, "its tokenizer ")
     if tokenizer.pad_token_id is None or config.pad_token_id is None:
-        raise ValueError(f"model={recipe.model!r} has no token for padding: it is not an encoder")
-    # Where its files are missing transformers makes one of a handful of special tokens, and all text is unknown.
+        raise ValueError(f"model={recipe.model!r} has no padding token: it is not an encoder")
+    # If the files are missing, transformers makes a tokenizer that has only special tokens.
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise ValueError(f"model={recipe.model!r} has a tokenizer without words: are its files missing?")
     return tokenizer
 
 
 def load_classifier(recipe: Recipe, config: Any) -> Any:
-    """The model with its pretrained weights and, where it has none for the task, a new last layer.
+    """Load the model with its pretrained weights, and with a new last layer if they have none for the task.
 
     Raises:
-        ValueError: the weights are those of another model.
+        ValueError: the weights do not fit the config.
     """
     from transformers import AutoModelForSequenceClassification
 
-    # A classifier of another task has a last layer of another shape, which is replaced too.
+    # The last layer of a classifier for another task has another shape; it is replaced too.
     options = {"config": copy.deepcopy(config), "ignore_mismatched_sizes": True, "output_loading_info": True}
     model, found = _loaded(AutoModelForSequenceClassification, recipe.model, **options)
     new = [*found["missing_keys"], *(key if isinstance(key, str) else key[0] for key in found["mismatched_keys"])]
-    # Layers on top of the encoder may be new, its pooler too: encoders are published without.
+    # Layers on top of the encoder may be new, and so may its pooler: encoders are published without them.
     prefix = f"{model.base_model_prefix}."
     if wrong := sorted(key for key in new if key.startswith(prefix) and ".pooler." not in key):
         raise ValueError(
@@ -92,7 +91,7 @@ def load_classifier(recipe: Recipe, config: Any) -> Any:
 
 
 def hash_model(name: str, config: Any) -> str:
-    """What tells a model from another of the same name: a hash of its files, or its commit on the hub."""
+    """Identify the exact model behind a name: a hash of its files, or its commit on the hub."""
     folder = Path(minilm_path() if name == "minilm" else name)
     if not folder.is_dir():
         return str(getattr(config, "_commit_hash", None) or "")
@@ -107,7 +106,7 @@ def hash_model(name: str, config: Any) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' own bars and reports: that a new layer is not in the checkpoint is no news."""
+    """Silence transformers' progress bars and its report of newly initialised layers."""
     from transformers.utils import logging
 
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -132,7 +131,7 @@ def _loaded(kind: Any, name: str, what: str = "", **options: Any) -> Any:
 def _check_length(recipe: Recipe, model: nn.Module) -> None:
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            # RoBERTa's and its like's positions begin behind the number of the padding token.
+            # In RoBERTa and its relatives positions start after the padding index.
             n_positions = module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
             if recipe.max_length > n_positions:
                 raise ValueError(

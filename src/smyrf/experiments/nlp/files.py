@@ -1,4 +1,4 @@
-"""A split of a task from a file: TSV as GLUE has it, JSON lines, CSV or parquet."""
+"""Read a split of a task from a file: GLUE's TSV, JSON lines, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 
 from smyrf.experiments.nlp.tasks import Task
 
-# Those that are text may be packed with gzip.
+# Text formats may be compressed with gzip.
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz", ".json.gz")
 
 
 class DataError(ValueError):
-    """What is wrong with the data that a user has named, with the file and the line."""
+    """Data that cannot be used; the message names the file and the line."""
 
 
 def find_split(folder: Path, task: Task, split: str) -> Path | None:
-    """The file of a split, in the folder itself or in that of the task under it; None if there is none.
+    """Find the file of a split in a folder or in the task's subfolder; None if there is none.
 
     Raises:
-        DataError: there are two.
+        DataError: two files could be the split.
 
     Example:
         >>> import tempfile
@@ -49,20 +49,20 @@ def find_split(folder: Path, task: Task, split: str) -> Path | None:
 
 
 def places(folder: Path, task: Task) -> list[Path]:
-    """Where the files of a task may be: a task's own folder first, so that it is not taken for another's."""
+    """Folders that may hold the files of a task; the task's own come first, or another task's files would match."""
     below = [folder / name for name in (task.title, task.name)]
     below += [folder / "glue" / name for name in (task.title, task.name)]
     return [*below, folder]
 
 
 def read_split(path: Path, task: Task) -> dict[str, list[Any]]:
-    """Texts and labels of a file, as columns.
+    """Read the texts and labels of a file as columns.
 
     Returns:
-        the columns in `task.texts`, and ``label``: class numbers, or scores.
+        the columns in `task.texts`, and ``label``: class indices or scores.
 
     Raises:
-        DataError: names the file, and the line or row where there is one.
+        DataError: the file is invalid; the message names the line or row.
     """
     rows = _ROWS[path.name.removesuffix(".gz").rsplit(".", 1)[-1]](path, task)
     wanted = (*task.texts, "label")
@@ -73,7 +73,9 @@ def read_split(path: Path, task: Task) -> dict[str, list[Any]]:
             for name in wanted:
                 if name not in row:
                     there = ", ".join(str(one) for one in row if one is not None)
-                    raise DataError(f"{path}: {place} has no column {name!r}; {task.title} needs it, there is: {there}")
+                    raise DataError(
+                        f"{path}: {place} has no column {name!r}; {task.title} needs it, the columns are: {there}"
+                    )
             for name in task.texts:
                 if not isinstance(row[name], str):
                     raise DataError(f"{path}: {place}: {name}={row[name]!r} must be text")
@@ -91,7 +93,7 @@ def read_split(path: Path, task: Task) -> dict[str, list[Any]]:
 
 
 def _renamed(row: dict[Any, Any], task: Task, place: str) -> dict[Any, Any]:
-    """A row by the names that a task has for its columns."""
+    """Rename the columns of a row to the task's names."""
     found: dict[Any, Any] = {}
     for name, value in row.items():
         own = task.columns.get(name, name) if name is not None else None
@@ -102,7 +104,7 @@ def _renamed(row: dict[Any, Any], task: Task, place: str) -> dict[Any, Any]:
 
 
 def _label(value: Any, task: Task, place: str) -> int | float:
-    """The number of a class, given as a number or by its name; or a score."""
+    """A class index from an index or a name; for regression, a score."""
     if not task.labels:
         try:
             score = float(value)
@@ -133,7 +135,7 @@ def _open(path: Path) -> Any:
 
 
 def _undecodable(path: Path) -> int:
-    """The first line that is not UTF-8."""
+    """Number of the first line that is not UTF-8."""
     opened: Any = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -148,7 +150,7 @@ def _separated(path: Path, task: Task) -> Iterator[tuple[str, dict[Any, Any]]]:
     tabs = ".tsv" in path.suffixes
     csv.field_size_limit(sys.maxsize)
     with _open(path) as file:
-        # GLUE's files have no quoting: a quotation mark is text.
+        # GLUE's files are not quoted: a quotation mark is text.
         reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(file)
         header: Sequence[str] | None = None
         n_broken = 0

@@ -1,4 +1,4 @@
-"""Rows of like lengths in one batch, so that little of it is padding."""
+"""Sample batches of similar lengths, which need little padding."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from torch.utils.data import Sampler
 from transformers import TrainerCallback
 
-# Rows are sorted among so many batches. Fewer: more padding. More: batches of an epoch depend less on chance.
+# Rows are sorted within this many batches. Fewer mean more padding, more mean less randomness.
 N_BATCHES = 50
 
 
 class GroupedByLength(Sampler[int]):
-    """The order of each epoch: by chance, but for rows of like lengths that stand together.
+    """Random order of rows in which neighbours have similar lengths.
 
-    An order depends on the seed and the epoch alone, so that a run that is resumed sees what it would have seen.
+    The order depends only on the seed and the epoch, so that a resumed run sees the same batches.
 
     Args:
-        lengths: of all rows.
-        batch_size: rows that stand together.
-        seed: of the order.
+        lengths: length of each row.
+        batch_size: rows per batch.
+        seed: seed of the order.
 
     Example:
         >>> order = GroupedByLength([5, 1, 4, 2], batch_size=2, seed=0)
@@ -36,7 +36,7 @@ class GroupedByLength(Sampler[int]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """To be called before each epoch."""
+        """Set the epoch; call it before each one."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -47,14 +47,14 @@ class GroupedByLength(Sampler[int]):
         order = torch.randperm(len(self), generator=generator)
         groups = [part[self._lengths[part].argsort()] for part in torch.split(order, self._batch_size * N_BATCHES)]
         batches = [batch for part in groups for batch in torch.split(part, self._batch_size)]
-        # A batch that is not full must stay the last, or all behind it would be cut elsewhere.
+        # An incomplete batch must stay last, or all batches after it would be cut differently.
         short = batches.pop() if len(batches[-1]) < self._batch_size else None
         mixed = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
         yield from torch.cat(mixed if short is None else [*mixed, short]).tolist()
 
 
 class SetEpoch(TrainerCallback):  # type: ignore[misc]
-    """Tells an order its epoch. accelerate does not reach it where batches of a resumed run are skipped."""
+    """Set the epoch of a sampler. accelerate does not do so when it skips batches of a resumed run."""
 
     def __init__(self, order: GroupedByLength) -> None:
         self._order = order
@@ -64,10 +64,10 @@ class SetEpoch(TrainerCallback):  # type: ignore[misc]
 
 
 def lengths(rows: Any) -> list[int]:
-    """Tokens of each row of a `datasets.Dataset`."""
+    """Number of tokens in each row of a `datasets.Dataset`."""
     return [len(ids) for ids in rows["input_ids"]]
 
 
 def longest_first(rows: Any) -> Any:
-    """The rows of a `datasets.Dataset` by length: what needs most memory comes first."""
+    """Sort a `datasets.Dataset` by length, longest first, so that peak memory shows at once."""
     return rows.select(torch.tensor(lengths(rows)).argsort(descending=True, stable=True).tolist())

@@ -1,4 +1,4 @@
-"""The official metrics, by scikit-learn and SciPy. All are shares: tables show them times a hundred."""
+"""The official metrics, from scikit-learn and SciPy, as fractions; tables show percent."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ METRICS: dict[str, Callable[[Any, Any], float]] = {
 
 
 def compute_metrics(names: Sequence[str], labels: Any, logits: Any) -> dict[str, float]:
-    """Metrics of a model's outputs.
+    """Compute metrics of a model's outputs.
 
-    A correlation with predictions or labels that are all the same is not defined; it counts as 0, as Matthews's does.
-    A row whose outputs are not finite is wrong; scores with such a row correlate with nothing.
+    The correlation with constant predictions or labels is undefined; it counts as 0, as Matthews's does. A row with
+    outputs that are not finite counts as wrong; scores with such a row have correlation 0.
 
     Args:
-        names: of `METRICS`.
+        names: keys of `METRICS`.
         labels: ``(n,)``, classes or scores.
         logits: ``(n, classes)``, or ``(n, 1)`` for scores.
 

@@ -1,4 +1,4 @@
-"""The metric against memory, or row by row: ours on the left, the paper's on the right."""
+"""Plot the metric against memory, or row by row: our results on the left, the paper's on the right."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from smyrf.experiments.nlp.recipe import short_name
-from smyrf.experiments.nlp.report import GLUE, Cell, Row, Table
+from smyrf.experiments.nlp.result_tables import GLUE, Cell, Row, Table
 from smyrf.experiments.nlp.tasks import TASKS
 from smyrf.tools.plotting import LOOKS, save_figure
 
@@ -23,16 +23,16 @@ _LOOKS: dict[str, dict[str, Any]] = {
 
 
 def can_plot(table: Table) -> bool:
-    """Whether there is more than one point to show."""
+    """Whether a table has more than one point to plot."""
     return sum(_cell(table, row).mean is not None for row in table.rows) > 1
 
 
 def plot(table: Table, path: Path) -> list[Path]:
-    """Writes `path`.png and `path`.svg: a point for each row, with the standard deviation of its seeds.
+    """Write `path`.png and `path`.svg: a point per row, with the standard deviation over seeds.
 
-    Rows that differ in their memory stand along it, others one below another.
+    Rows that differ in memory are plotted against it, others one below another.
     """
-    from matplotlib.figure import Figure  # not pyplot: a notebook's own plots are left alone
+    from matplotlib.figure import Figure  # not pyplot, which would affect the plots of a notebook
 
     quoted = any(_cell(table, row).paper is not None for row in table.rows)
     by_memory = not table.name.endswith(("backandforth", "ablation"))
@@ -57,7 +57,7 @@ def plot(table: Table, path: Path) -> list[Path]:
 
 
 def _list(axes: Any, table: Table, *, paper: bool) -> None:
-    """Rows one below another, the first on top."""
+    """Plot rows one below another, the first on top."""
     places = range(len(table.rows), 0, -1)
     for place, row in zip(places, table.rows, strict=True):
         cell = _cell(table, row)
@@ -101,7 +101,7 @@ def _look(family: str) -> dict[str, Any]:
 
 
 def _cell(table: Table, row: Row) -> Cell:
-    """What a plot shows of a row: the average of a wide table."""
+    """The cell of a row that is plotted: the average in a table with several columns."""
     if table.name.startswith(GLUE) and len(table.columns) > 1:
         return table.average(row) or Cell({})
     return row.cells.get(table.columns[0], Cell({}))
@@ -113,7 +113,7 @@ def _family(table: Table, row: Row) -> str:
         return "back and forth"
     if row.max_length < table.max_length:
         return f"{kind}{_CUT}"
-    for family, mark in (("Smyrf, E2LSH", "E2LSH"), ("Smyrf, cross-polytope", "cross-polytope")):
-        if mark in row.label:
-            return family
+    for variant in ("cross-polytope", "E2LSH"):
+        if variant in row.train_method.family:
+            return f"{kind}, {variant}"
     return kind

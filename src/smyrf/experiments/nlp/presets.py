@@ -1,6 +1,6 @@
-"""The rows of the paper's language tables as recipes, with the paper's settings and figures, and rows of our own.
+"""The rows of the paper's language tables as recipes, with the paper's settings and results, and rows for Tangent.
 
-Nothing here was measured by us: figures are quoted. Where the paper is silent a comment says what was assumed.
+All results here are quoted from the paper. Comments and notes state what was assumed where the paper is silent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from smyrf.experiments.nlp.recipe import Recipe
 from smyrf.experiments.nlp.tasks import find_task
 from smyrf.methods import Dense, Method, Smyrf, Tangent
 
-# The paper says "BERT (base)" and "RoBERTa (base)"; BERT's casing is our assumption.
+# The paper says "BERT (base)" and "RoBERTa (base)"; uncased is assumed.
 BERT, ROBERTA, BERT_LARGE = "google-bert/bert-base-uncased", "FacebookAI/roberta-base", "google-bert/bert-large-uncased"
 MODEL_TITLES = {BERT: "BERT", ROBERTA: "RoBERTa", BERT_LARGE: "BERT large"}
 # "The learning rate was selected via grid search among the values …": on the split that is reported.
@@ -24,16 +24,16 @@ GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb")
 
 @dataclass(frozen=True)
 class Preset:
-    """A row of a table.
+    """A row of a table of the paper.
 
     Args:
-        name: as it is typed.
-        table: the table that it belongs to: glue, imdb, backandforth, ablation or hyperpartisan.
+        name: name on the command line.
+        table: glue, imdb, backandforth, ablation or hyperpartisan.
         tasks: columns of the row.
-        recipe: settings of the row for its first task; `recipes` has all.
+        recipe: settings of the row for its first task; `recipes` returns all.
         rates: learning rates, the best of which is reported.
-        paper: the paper's figures in percent, by task and evaluation split; empty for a row that it does not have.
-        note: what was assumed, or what the figure is.
+        paper: the paper's results in percent, by task and evaluation split; empty for a row that is not in the paper.
+        note: assumptions, or what the result is.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Preset:
     note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The preset as JSON."""
         figures = {task: list(figure) for task, figure in self.paper.items()}
         plain = {"name": self.name, "table": self.table, "tasks": list(self.tasks), "learning_rates": list(self.rates)}
         return {**plain, "recipe": self.recipe.to_dict(), "paper": figures, "note": self.note}
@@ -53,10 +53,10 @@ class Preset:
     def recipes(
         self, tasks: tuple[str, ...] | None = None, seeds: tuple[int, ...] = (0,), **changes: Any
     ) -> list[Recipe]:
-        """A recipe for each task, learning rate and seed.
+        """Make a recipe for each task, learning rate and seed.
 
         Args:
-            tasks: those of the preset by default.
+            tasks: the preset's by default.
             changes: settings that replace the paper's; `learning_rates` for a grid.
 
         Example:
@@ -69,7 +69,7 @@ class Preset:
             raise ValueError(f"learning_rate={one} and learning_rates={several} must not be given together")
         rates = (one,) if one is not None else several or self.rates
         if "eval_methods" not in changes and "train_method" in changes:
-            # The new method where the old one was evaluated, and what else the row is evaluated with.
+            # The new method takes the place of the old one in evaluation too.
             methods = [changes["train_method"] if method == own else method for method in self.recipe.eval_methods]
             changes["eval_methods"] = tuple(dict.fromkeys(methods))
         return [
@@ -81,7 +81,7 @@ class Preset:
 
 
 def _glue(name: str, method: Method, figures: str, max_length: int = 128, model: str = BERT, note: str = "") -> Preset:
-    """A row of the GLUE table: 3 epochs, batch 16, 10% warm-up."""
+    """Make a row of the GLUE table: 3 epochs, batch size 16, 10% warm-up."""
     paper = {
         task: tuple(float(one) for one in figure.split("/"))
         for task, figure in zip(GLUE_TASKS, figures.split(), strict=False)
@@ -110,7 +110,7 @@ def _imdb(
     task: str = "imdb",
     note: str = "",
 ) -> Preset:
-    """A row on IMDB: 512 tokens, 3 epochs, batch 8, learning rate 3e-5. A warm-up is not mentioned: there is none."""
+    """Make a row on IMDB: 512 tokens, 3 epochs, batch size 8, learning rate 3e-5, no warm-up (none is mentioned)."""
     recipe = Recipe(
         task=task,
         model=model,
@@ -145,7 +145,7 @@ PRESETS: dict[str, Preset] = {
             Smyrf(2, 32),
             "60.4 – – – 90.2",
             model=BERT_LARGE,
-            note="the paper does not say rounds and cluster size: assumed to be 2×32",
+            note="rounds and cluster size are not in the paper: assumed to be 2×32",
         ),
         _glue("tangent-50", Tangent(0.5), "", note=_OURS),
         _glue("tangent-25", Tangent(0.25), "", note=_OURS),
@@ -176,17 +176,17 @@ PRESETS: dict[str, Preset] = {
             97.2,
             ROBERTA,
             task="hyperpartisan",
-            note="the paper says 512 tokens alone: model, method and settings are those of its IMDB rows",
+            note="the paper says only 512 tokens: model, method and settings are those of its IMDB rows",
         ),
     )
 }
 
 
 def find_preset(name: str) -> Preset:
-    """A preset by its name.
+    """Find a preset by name.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no such preset.
     """
     if name not in PRESETS:
         raise ValueError(f"preset={name!r} must be one of {', '.join(PRESETS)}")
@@ -194,7 +194,7 @@ def find_preset(name: str) -> Preset:
 
 
 def preset_for(task: str) -> Preset:
-    """The settings that a task has where no preset is named: the paper's, with dense attention and one learning rate.
+    """Default settings of a task: the paper's, with dense attention and one learning rate.
 
     Raises:
         ValueError: there is no such task.

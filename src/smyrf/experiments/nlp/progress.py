@@ -1,4 +1,4 @@
-"""Progress of training and evaluation, with the time that is left."""
+"""Progress of training and evaluation, with the remaining time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
-# Between lines of a log, where the output is not a terminal.
+# Between lines of a log, if the output is not a terminal.
 SECONDS_BETWEEN_LINES = 30.0
 
 
 class ShowProgress(TrainerCallback):  # type: ignore[misc]
-    """A bar on a terminal, a line now and then in a log.
+    """Show a bar on a terminal, or print a line now and then in a log.
 
     Args:
-        title: of the run.
+        title: name of the run.
     """
 
     def __init__(self, console: Console, title: str) -> None:
@@ -29,7 +29,7 @@ class ShowProgress(TrainerCallback):  # type: ignore[misc]
         self._done = self._first = 0
 
     def begin(self, doing: str, total: int, done: int = 0) -> None:
-        """Begins a bar of `total` steps, `done` of them before."""
+        """Start a bar of `total` steps, of which `done` are complete."""
         self.end()
         self.doing, self._began, self._done, self._first = doing, time.monotonic(), done, done
         self._said, self._total = self._began, total
@@ -41,7 +41,7 @@ class ShowProgress(TrainerCallback):  # type: ignore[misc]
             self._bar.start()
 
     def step(self, done: int, note: str = "") -> None:
-        """Says how far it is."""
+        """Show the number of completed steps."""
         self._done = done
         if self._bar is not None:
             self._bar.update(self._task, completed=done, note=note)
@@ -54,7 +54,7 @@ class ShowProgress(TrainerCallback):  # type: ignore[misc]
             self.console.print(escape(line), highlight=False, soft_wrap=True)
 
     def end(self) -> None:
-        """Takes the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -1,4 +1,4 @@
-"""A run of fine-tuning as one frozen, complete description."""
+"""`Recipe`: a complete, frozen description of a fine-tuning run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from smyrf.experiments.validation import check_between, check_ints, check_run_se
 from smyrf.methods import Dense, Method, check_method, method_from_dict
 
 PADS = ("max_length", "longest", "grouped")
-# More than anybody has use for.
+# Upper limits, far above any use.
 _MOST = {"epochs": 1e6, "learning_rate": 1e30}
 
 
-class Inputs(NamedTuple):
-    """What a recipe names but does not hold: another text or another model under the same name makes another run.
+class InputHashes(NamedTuple):
+    """Hashes of the data and the model that a recipe names: other content under the same name makes another run.
 
     Args:
         data: hash of the texts and labels of all splits.
-        model: hash of the model's files, or its commit on the hub; "" where there is none.
+        model: hash of the model's files, or its commit on the hub; "" if there is none.
     """
 
     data: str
@@ -32,24 +32,24 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One model, fine-tuned on one task with one method and one seed, and evaluated with some.
+    """One model, fine-tuned on one task with one method and one seed, and evaluated with one or more methods.
 
     Args:
         task: a name in `smyrf.experiments.nlp.tasks.TASKS`.
-        model: a path or a hub name of an encoder.
+        model: path or hub name of an encoder.
         train_method: attention during training.
-        eval_methods: attention during evaluation, each in turn; () for that of training.
-        max_length: tokens, further ones are cut off.
-        pad: "max_length", as the paper does; "longest" of a batch, which is faster but has fewer keys to leave out; or
-            "grouped", the same with rows of like lengths in a batch, which is faster still.
-        batch_size: rows of an optimisation step, over all processes.
-        epochs: over the training split.
-        max_steps: stop after so many steps; None for all.
-        learning_rate: at its peak; it falls linearly to 0.
-        warmup: share of the steps in which it rises from 0.
-        weight_decay: AdamW's.
-        n_train, n_eval: rows of a sample of each split; None for all.
-        seed: of the new layer's weights, the order of rows, dropout and hashes.
+        eval_methods: attention during evaluation, one after another; () for the method of training.
+        max_length: tokens per text; longer texts are truncated.
+        pad: "max_length", as in the paper; "longest", of a batch, which is faster but leaves fewer keys to skip; or
+            "grouped", the same with batches of similar lengths, which is faster still.
+        batch_size: rows per optimisation step, over all processes.
+        epochs: passes over the training split.
+        max_steps: stop after this many steps; None for no limit.
+        learning_rate: peak value; it decays linearly to 0.
+        warmup: fraction of the steps with linear warm-up.
+        weight_decay: weight decay of AdamW.
+        n_train, n_eval: sample sizes of the splits; None for all rows.
+        seed: seed of the new layer's weights, the order of rows, dropout and hashes.
 
     Example:
         >>> from smyrf.methods import Smyrf
@@ -101,16 +101,16 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        """The method of training, for tables."""
+        """Label of the training method, for tables."""
         return self.train_method.label
 
-    def name(self, inputs: Inputs) -> str:
-        """Of files: what a reader looks for first, then a hash of everything.
+    def name(self, inputs: InputHashes) -> str:
+        """Name of the run's files: its main settings, then a hash of all of them.
 
         Example:
             >>> from smyrf.methods import Smyrf
             >>> recipe = Recipe(task="rte", model="some/bert", train_method=Smyrf(2, 32), seed=1)
-            >>> recipe.name(Inputs("a", "b")).rsplit("-", 1)[0]
+            >>> recipe.name(InputHashes("a", "b")).rsplit("-", 1)[0]
             'rte-bert-smyrf-2x32-128-seed1'
         """
         words = [self.task, short_name(self.model)[:60], self.label, str(self.max_length), f"seed{self.seed}"]
@@ -119,17 +119,17 @@ class Recipe:
         return f"{plain}-{hashlib.sha256(everything.encode()).hexdigest()[:8]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The recipe as JSON; `from_dict` reads it."""
         plain = {name: value for name, value in asdict(self).items() if not name.endswith(("method", "methods"))}
         methods = [method.to_dict() for method in self.eval_methods]
         return {**plain, "train_method": self.train_method.to_dict(), "eval_methods": methods}
 
     @staticmethod
     def from_dict(data: object) -> Recipe:
-        """What `to_dict` has written.
+        """Read a recipe from JSON.
 
         Raises:
-            ValueError: names what is unknown, missing or wrong.
+            ValueError: a field is unknown, missing or invalid.
         """
         options = known_fields(Recipe, data, "a recipe")
         try:
@@ -141,7 +141,7 @@ class Recipe:
 
 
 def short_name(model: str) -> str:
-    """A model's name without its folder or owner.
+    """Name of a model without its folder or owner.
 
     Example:
         >>> short_name("google-bert/bert-base-uncased"), short_name("./my-encoder/")

@@ -1,4 +1,4 @@
-"""What a run has found, as one JSON file that says how to repeat it."""
+"""The result of a run, as a JSON file that holds all that is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from smyrf.atomic_write import write_json
-from smyrf.experiments.nlp.recipe import Inputs, Recipe
+from smyrf.experiments.nlp.recipe import InputHashes, Recipe
 from smyrf.experiments.nlp.tasks import TASKS
 from smyrf.methods import Method, method_from_dict
-from smyrf.tools.bench.results import machine
+from smyrf.tools.results import environment
 
 FORMAT = 1
 
@@ -24,7 +24,7 @@ class Evaluation:
     """Metrics of the trained model on one split with one method.
 
     Args:
-        metrics: shares; the first is the task's own.
+        metrics: metrics as fractions; the first is the task's main metric.
     """
 
     method: Method
@@ -40,17 +40,17 @@ class Result:
 
     Args:
         inputs: hashes of data and model.
-        preset: the paper's row that it was asked for by, or "".
+        preset: name of the paper's row that was run, or "".
         n_steps: optimisation steps.
-        n_rows: of the training split.
-        losses: pairs of a step and the mean training loss since the last.
-        seconds: of training; None for a run that was interrupted.
-        n_processes: that it ran in.
+        n_rows: rows of the training split.
+        losses: pairs of a step and the mean training loss since the previous one.
+        seconds: training time; None for a run that was interrupted.
+        n_processes: processes that ran it.
     """
 
     recipe: Recipe
     evaluations: tuple[Evaluation, ...]
-    inputs: Inputs
+    inputs: InputHashes
     preset: str
     n_steps: int
     n_rows: int
@@ -60,7 +60,7 @@ class Result:
     n_processes: int
 
     def save(self, path: Path, command: str) -> None:
-        """Writes it with the command, the machine and the versions."""
+        """Write the result with the command, the machine and the versions."""
         from importlib.metadata import version
 
         evaluations = [{**asdict(one), "method": one.method.to_dict()} for one in self.evaluations]
@@ -69,7 +69,7 @@ class Result:
             "format": FORMAT,
             "command": command,
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "machine": {**machine(), **versions},
+            "machine": {**environment(), **versions},
             "recipe": self.recipe.to_dict(),
             "inputs": self.inputs._asdict(),
             "evaluations": evaluations,
@@ -80,10 +80,10 @@ class Result:
 
 
 def load_result(path: Path) -> Result:
-    """What `Result.save` has written.
+    """Read what `Result.save` wrote.
 
     Raises:
-        ValueError: names the file and what is wrong with it.
+        ValueError: the file is not a valid result.
     """
     try:
         data = json.loads(path.read_text())
@@ -98,7 +98,7 @@ def load_result(path: Path) -> Result:
         return Result(
             recipe=recipe,
             evaluations=evaluations,
-            inputs=Inputs(str(data["inputs"]["data"]), str(data["inputs"]["model"])),
+            inputs=InputHashes(str(data["inputs"]["data"]), str(data["inputs"]["model"])),
             preset=str(data["preset"]),
             n_steps=int(data["n_steps"]),
             n_rows=int(data["n_rows"]),
@@ -124,10 +124,10 @@ def _load_evaluation(data: dict[str, Any], recipe: Recipe) -> Evaluation:
 
 
 def load_results(folder: Path) -> list[Result]:
-    """All results in a folder and below it, by name; other files are left alone.
+    """Read all results in a folder and its subfolders, sorted by name.
 
     Raises:
-        ValueError: there are none, or one is damaged.
+        ValueError: there are none, or one is invalid.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
@@ -137,5 +137,5 @@ def load_results(folder: Path) -> list[Result]:
     return found
 
 
-# Tells results from the other JSON files of a folder, such as a checkpoint's.
+# Distinguishes results from other JSON files, such as a checkpoint's.
 SUFFIX = ".run.json"

@@ -1,4 +1,4 @@
-"""The tasks of the paper's language experiments: what their files hold, and by which metrics they are judged."""
+"""The tasks of the paper's language experiments: their files, labels and metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Hub(NamedTuple):
-    """A dataset on the hub: its name, and a configuration, or a folder of a revision."""
+    """A dataset on the Hugging Face hub: its name, and a configuration or a folder of a revision."""
 
     name: str
     configuration: str | None = None
@@ -18,21 +18,21 @@ class Hub(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A task of classification, or of regression where it has no label names.
+    """A classification task, or a regression task if it has no labels.
 
     Args:
-        name: as it is typed and as the hub spells it: ``sst2``.
-        title: as the paper's tables spell it: ``SST-2``, which is also the folder of its official files.
+        name: name on the command line and on the hub: ``sst2``.
+        title: name in the paper's tables, and folder of the official files: ``SST-2``.
         texts: columns that the model reads, one or two.
-        labels: names of the classes, in the order of their numbers; () for a score.
-        metrics: names in `smyrf.experiments.nlp.metrics.METRICS`; the first is what tables show.
-        hub: where it is on the hub.
-        splits: for evaluation, by the hub's name; the paper's tables show them in this order.
-        holds_out: where the split for evaluation is missing, a part of the training rows takes its place.
-        has_broken_lines: the official file has lines with too few fields, which everybody leaves out.
-        files: names of the files, without their endings, that may hold a split.
-        columns: official headers that are spelled differently from the hub's columns.
-        header: columns of official TSV files that have no header line.
+        labels: class names by index; () for regression.
+        metrics: names in `smyrf.experiments.nlp.metrics.METRICS`; tables show the first.
+        hub: location on the hub.
+        splits: evaluation splits by the hub's names, in the order of the paper's tables.
+        holds_out: whether some training rows are held out if the evaluation split is missing.
+        has_broken_lines: whether the official file has lines with too few fields, which are skipped as is usual.
+        files: stems of the files that may hold a split.
+        columns: column names of the official files that differ from the hub's.
+        header: columns of official TSV files without a header line.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Task:
 
     @property
     def metric(self) -> str:
-        """The one that tables show."""
+        """The main metric, which tables show."""
         return self.metrics[0]
 
 
@@ -63,8 +63,8 @@ def _glue(
 
 
 _PAIR = ("sentence1", "sentence2")
-# Where GLUE has two metrics the paper does not say which it shows. Accuracy of QQP is in its text; 88.41 for MRPC is
-# what BERT base has in F1, not in accuracy (about 84); for STS-B both correlations agree within half a point.
+# For tasks with two metrics the paper does not say which one it reports. QQP: its text says accuracy. MRPC: 88.41 is
+# the F1 of BERT base, whose accuracy is about 84. STS-B: both correlations agree within half a point.
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -130,7 +130,7 @@ TASKS: dict[str, Task] = {
             ("text",),
             ("false", "true"),
             ("accuracy", "f1"),
-            # The hub's own copy as parquet: the dataset itself is a script, which `datasets` no longer runs.
+            # The hub's Parquet copy: the dataset itself is a script, which `datasets` no longer runs.
             Hub("SemEvalWorkshop/hyperpartisan_news_detection", folder="byarticle", revision="refs/convert/parquet"),
             files={
                 "train": ("train", "train_byarticle"),
@@ -144,10 +144,10 @@ TASKS: dict[str, Task] = {
 
 
 def find_task(name: str) -> Task:
-    """A task by its name, however it is spelled.
+    """Find a task by name, in any spelling.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no such task.
 
     Example:
         >>> find_task("SST-2").name, find_task("stsb").title

@@ -1,9 +1,10 @@
-"""Texts as token ids, kept in files: a second run of the same task does not tokenise again."""
+"""Tokenise texts, with a cache on disk: a second run of the same task does not tokenise again."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,20 +16,20 @@ from smyrf.tuning.machine import cache_folder
 
 
 def tokens_folder() -> Path:
-    """Where token ids are kept: beside what else is remembered of this machine."""
+    """Folder of cached token ids."""
     return cache_folder() / "tokens"
 
 
 def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Path | None = None) -> Any:
-    """Token ids, cut to `max_length` but not padded, and ``labels``.
+    """Convert texts to token ids, truncated to `max_length` but not padded, and add ``labels``.
 
     Args:
-        rows: a `datasets.Dataset` with the columns of `task` and ``label``.
-        folder: where files are kept; `tokens_folder()` by default. A file is named by a hash of all that decides what
-            is in it: texts, labels, tokenizer, length.
+        rows: a `datasets.Dataset` with the text columns of `task` and ``label``.
+        folder: cache folder; `tokens_folder()` by default. Files are named by a hash of texts, labels, tokenizer and
+            length.
 
     Returns:
-        a `datasets.Dataset` that is read from a file as it is needed.
+        a memory-mapped `datasets.Dataset`.
     """
     import pyarrow
 
@@ -36,7 +37,7 @@ def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Pat
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"{folder}, where token ids are kept, cannot be made: {error}; set SMYRF_CACHE") from error
+        raise ValueError(f"{folder}, the cache of token ids, cannot be created: {error}; set SMYRF_CACHE") from error
     file = folder / f"{task.name}-{max_length}-{_key(rows, tokenizer, task, max_length)}.arrow"
 
     def encode(some: dict[str, Any]) -> dict[str, Any]:
@@ -60,12 +61,12 @@ def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Pat
                 return found
         except (pyarrow.ArrowException, OSError):
             pass
-        file.unlink(missing_ok=True)  # damaged, by a full disk for example: it is made anew
+        file.unlink(missing_ok=True)  # damaged, for example by a full disk
         return mapped()
 
 
 def largest_token(rows: Any) -> int:
-    """The largest token id of all rows."""
+    """Largest token id in all rows."""
     import pyarrow.compute
 
     return pyarrow.compute.max(rows.data["input_ids"].combine_chunks().flatten()).as_py()
@@ -90,11 +91,11 @@ def _key(rows: Any, tokenizer: Any, task: Task, max_length: int) -> str:
     settings: list[Any] = [type(tokenizer).__name__, tokenizer.model_input_names, tokenizer.truncation_side]
     settings += [task.texts, max_length]
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # a tokenizer in Python has no description of its own
+    if backend is None:  # a tokenizer in pure Python, which cannot be serialised
         settings += [sorted(tokenizer.get_vocab().items()), repr(tokenizer)]
     else:
         description = json.loads(backend.to_str())
-        # These two change with every call.
+        # Truncation and padding change with every call.
         settings.append({name: part for name, part in description.items() if name not in ("truncation", "padding")})
     found.update(json.dumps(settings).encode())
     found.update(hash_rows(rows, task).encode())
@@ -102,7 +103,7 @@ def _key(rows: Any, tokenizer: Any, task: Task, max_length: int) -> str:
 
 
 def hash_rows(rows: Any, task: Task) -> str:
-    """A hash of texts and labels, in their order."""
+    """Hash of all texts and labels, in order."""
     found = hashlib.sha256()
     for name in (*task.texts, "label"):
         for value in rows[name]:

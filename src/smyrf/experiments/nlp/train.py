@@ -1,4 +1,4 @@
-"""A recipe, run: transformers' Trainer with another attention, and a result that a kill does not lose."""
+"""Run a recipe with transformers' Trainer and another attention method; interrupted runs resume."""
 
 from __future__ import annotations
 
@@ -11,47 +11,49 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
+from smyrf.experiments.checkpoint_folders import checkpoint_step
 from smyrf.experiments.launch_env import is_first_process, n_processes
 from smyrf.experiments.nlp.data import load_splits
 from smyrf.experiments.nlp.encoder import hash_model, load_classifier, load_config, load_tokenizer, quiet
 from smyrf.experiments.nlp.metrics import compute_metrics
-from smyrf.experiments.nlp.recipe import Inputs, Recipe
+from smyrf.experiments.nlp.recipe import InputHashes, Recipe
 from smyrf.experiments.nlp.results import SUFFIX, Evaluation, Result, load_result
 from smyrf.experiments.nlp.tasks import TASKS
 from smyrf.experiments.nlp.tokens import hash_rows, largest_token, tokenise
-from smyrf.methods import Dense, Method
+from smyrf.experiments.validation import first_line
+from smyrf.methods import Method
 from smyrf.models.replace import replace_attention, restore_attention
 
-# Checkpoints that are written in a run, and kept at a time: the one before stays until the next is whole.
+# Checkpoints per run, and kept at a time: the previous one stays until the next is complete.
 N_CHECKPOINTS, N_KEPT = 10, 2
-# Between two of them: a checkpoint is three times as large as the model.
+# Minimum number of steps between checkpoints, each of which is three times as large as the model.
 LEAST_STEPS = 10
-# Rows of the training loss in a result.
+# Training losses in a result.
 N_LOSSES = 20
 
 
-class Prepared(NamedTuple):
-    """What a run needs, all of it known to fit together; nothing has been trained.
+class PreparedRun(NamedTuple):
+    """All inputs of a run, loaded and checked against each other.
 
     Args:
-        splits: token ids, by name.
-        inputs: hashes of what they and the model were made of.
+        splits: token ids by split.
+        inputs: hashes of data and model.
     """
 
     recipe: Recipe
     tokenizer: Any
     config: Any
     splits: dict[str, Any]
-    inputs: Inputs
+    inputs: InputHashes
 
     @property
     def name(self) -> str:
-        """Of the run's files."""
+        """Name of the run's files."""
         return self.recipe.name(self.inputs)
 
 
 def n_devices() -> int:
-    """Into how many parts a batch is cut: processes, or all devices of a single process, as transformers does it.
+    """Number of parts of a batch: processes, or devices of a single process, as in transformers.
 
     Example:
         >>> n_devices() >= 1
@@ -60,25 +62,25 @@ def n_devices() -> int:
     return n_processes() if n_processes() > 1 else max(1, torch.cuda.device_count())
 
 
-def result_file(folder: Path, prepared: Prepared) -> Path:
-    """Where the result of a run is, or will be."""
+def result_file(folder: Path, prepared: PreparedRun) -> Path:
+    """Path of a run's result."""
     return folder / f"{prepared.name}{SUFFIX}"
 
 
 def model_folder(folder: Path, result: Result) -> Path:
-    """Where the trained model of a run is, for ``from_pretrained``."""
+    """Folder of a run's trained model, for ``from_pretrained``."""
     return folder / result.recipe.name(result.inputs) / "model"
 
 
-def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = None) -> Prepared:
-    """Reads model, data and tokens of a run, and checks that they fit: the step at which bad input is refused.
+def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = None) -> PreparedRun:
+    """Load the config, tokenizer and data of a run, and check that they fit together.
 
     Args:
         data: folder with the task's files; None for the hub.
         cache: folder for token ids; `smyrf.experiments.nlp.tokens.tokens_folder()` by default.
 
     Raises:
-        ValueError: says what is wrong with the recipe, the model or the data.
+        ValueError: the recipe, the model or the data cannot be used.
     """
     task = TASKS[recipe.task]
     if recipe.batch_size % n_devices():
@@ -90,10 +92,10 @@ def prepare(recipe: Recipe, data: Path | None = None, *, cache: Path | None = No
     for rows in tokens.values():
         if (largest := largest_token(rows)) >= config.vocab_size:
             raise ValueError(
-                f"model={recipe.model!r} knows {config.vocab_size} tokens, and its tokenizer has made number {largest}"
+                f"model={recipe.model!r} has {config.vocab_size} tokens, but its tokenizer gives the token id {largest}"
             )
     texts = hashlib.sha256("".join(hash_rows(rows, task) for rows in splits.values()).encode()).hexdigest()[:16]
-    return Prepared(recipe, tokenizer, config, tokens, Inputs(texts, hash_model(recipe.model, config)))
+    return PreparedRun(recipe, tokenizer, config, tokens, InputHashes(texts, hash_model(recipe.model, config)))
 
 
 def finetune(
@@ -107,23 +109,23 @@ def finetune(
     command: str = "",
     console: Console | None = None,
 ) -> Result:
-    """Fine-tunes and evaluates; what is finished is read, what was interrupted goes on from its last checkpoint.
+    """Fine-tune and evaluate a model. A finished run is read; an interrupted one resumes from its last checkpoint.
 
     Args:
-        recipe: what to do.
-        folder: for the result, ``<name>.run.json``, and for a folder ``<name>`` with checkpoints and the model.
+        recipe: what to run.
+        folder: holds the result, ``<name>.run.json``, and a folder ``<name>`` with checkpoints and the model.
         data: folder with the task's files; None for the hub.
-        preset: the paper's row that this is, for the report.
+        preset: name of the paper's row, for the report.
         keep_model: keep the trained model, with its tokenizer, in ``<name>/model``.
         cache: folder for token ids.
-        command: what was typed, for the result.
-        console: for progress; None for silence.
+        command: command line, for the result.
+        console: shows progress; None for silence.
 
     Returns:
         the result, which has been written.
 
     Raises:
-        ValueError: says what is wrong with the recipe, the model or the data, before anything is trained.
+        ValueError: the recipe, the model or the data cannot be used; raised before training.
     """
     prepared = prepare(recipe, data, cache=cache)
     if (found := finished(prepared, folder)) is not None:
@@ -131,8 +133,8 @@ def finetune(
     return train(prepared, folder, preset=preset, keep_model=keep_model, command=command, console=console)
 
 
-def finished(prepared: Prepared, folder: Path) -> Result | None:
-    """The result of a run that is there already, or None. What a kill has left of its checkpoints is removed."""
+def finished(prepared: PreparedRun, folder: Path) -> Result | None:
+    """Read the result of a finished run, and remove checkpoints that it left behind; None if it is not finished."""
     from smyrf.experiments.nlp.checkpoints import remove_all
 
     file = result_file(folder, prepared)
@@ -145,7 +147,7 @@ def finished(prepared: Prepared, folder: Path) -> Result | None:
 
 
 def train(
-    prepared: Prepared,
+    prepared: PreparedRun,
     folder: Path,
     *,
     preset: str = "",
@@ -153,7 +155,7 @@ def train(
     command: str = "",
     console: Console | None = None,
 ) -> Result:
-    """`finetune` of what has been prepared."""
+    """Fine-tune and evaluate a prepared run."""
     from transformers import DataCollatorWithPadding, set_seed
     from transformers.trainer_callback import PrinterCallback
 
@@ -164,7 +166,7 @@ def train(
     recipe, task = prepared.recipe, TASKS[prepared.recipe.task]
     run_folder = folder / prepared.name
     if run_folder.exists() and not run_folder.is_dir():
-        raise ValueError(f"{run_folder} must be a folder for checkpoints, and is a file")
+        raise ValueError(f"{run_folder} must be a folder for checkpoints, but is a file")
     n_steps = count_steps(recipe, len(prepared.splits["train"]))
     arguments = _arguments(recipe, run_folder, n_steps)
     set_seed(recipe.seed)
@@ -197,8 +199,8 @@ def train(
     resumed = last_checkpoint(run_folder)
     if resumed is not None and n_marks(resumed) != n_processes():
         raise ValueError(
-            f"{run_folder} was begun with {n_marks(resumed)} processes and cannot go on with {n_processes()}: start it "
-            "as before, or remove the folder"
+            f"{run_folder} was started with {n_marks(resumed)} processes and cannot resume with {n_processes()}: start "
+            "it as before, or remove the folder"
         )
     if is_first_process():
         remove_half_written(run_folder)
@@ -211,7 +213,7 @@ def train(
             for method in recipe.eval_methods:
                 set_attention(model, method)
                 for split in task.splits:
-                    set_seed(recipe.seed)  # hashes of one evaluation do not depend on those before it
+                    set_seed(recipe.seed)  # hashes must not depend on earlier evaluations
                     rows = prepared.splits[split]
                     if recipe.pad == "grouped":
                         rows = longest_first(rows)
@@ -221,7 +223,7 @@ def train(
                     metrics = {name: float(found[f"eval_{name}"]) for name in task.metrics}
                     evaluations.append(Evaluation(method, split, len(rows), metrics, time.perf_counter() - began))
     finally:
-        progress.end()  # a bar that is left behind hides the cursor
+        progress.end()  # a bar that is not removed hides the cursor
     losses = [(one["step"], one["loss"]) for one in trainer.state.log_history if "loss" in one]
     restore_dense(model)
     result = Result(
@@ -248,7 +250,7 @@ def train(
 
 
 def count_steps(recipe: Recipe, n_rows: int) -> int:
-    """Optimisation steps of a run.
+    """Number of optimisation steps of a run.
 
     Example:
         >>> count_steps(Recipe(task="rte", model="bert"), 2490)
@@ -259,18 +261,18 @@ def count_steps(recipe: Recipe, n_rows: int) -> int:
 
 
 def set_attention(model: Any, method: Method) -> None:
-    """Has a model attend by one method, whatever it did before; Dense is its own attention.
+    """Set the attention method of a model; Dense restores its own attention.
 
     Raises:
-        ValueError: no layer of it can be replaced.
+        ValueError: no layer can be replaced.
     """
     restore_dense(model)
-    if not isinstance(method, Dense):
+    if not method.is_dense:
         replace_attention(model, method)
 
 
 def restore_dense(model: Any) -> None:
-    """Gives a model its own attention back, if it has been replaced."""
+    """Restore the attention of a model if it was replaced."""
     from smyrf.models.transformers import ATTRIBUTE
 
     if any(hasattr(module, ATTRIBUTE) for module in model.modules()):
@@ -278,25 +280,25 @@ def restore_dense(model: Any) -> None:
 
 
 def _train(trainer: Any, resumed: Path | None) -> None:
-    """Trains, from a checkpoint if there is one.
+    """Train, from a checkpoint if there is one.
 
     Raises:
-        ValueError: the checkpoint is damaged.
+        ValueError: the checkpoint cannot be read.
     """
     try:
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
-    except Exception as error:  # each of its files makes errors of its own
-        if resumed is None or trainer.state.global_step > int(resumed.name.rsplit("-", 1)[-1]):
+    except Exception as error:  # each file of a checkpoint has its own kinds of errors
+        if resumed is None or trainer.state.global_step > checkpoint_step(resumed):
             raise
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{resumed} cannot be read: {first}; remove it, to go on from the one before") from error
+        raise ValueError(
+            f"{resumed} cannot be read: {first_line(error)}; remove it to resume from the previous checkpoint"
+        ) from error
 
 
 def _trainer_class(order: Any) -> Any:
-    """Trainer, or one that has an order of ours.
+    """Trainer, or a subclass with the given sampler.
 
-    Its own grouping by length draws the order of an epoch from the global generator, which a resumed run has in
-    another state.
+    Trainer's own grouping by length draws from the global generator, whose state differs in a resumed run.
     """
     from transformers import Trainer
 
@@ -315,7 +317,7 @@ def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
 
     on_cpu = not torch.accelerator.is_available()
     log_steps = max(1, math.ceil(n_steps / N_LOSSES))
-    # Whole numbers of logged steps: the mean loss since the last is not part of a checkpoint.
+    # A multiple of the logged steps: a checkpoint does not hold the losses since the last logged step.
     save_steps = log_steps * math.ceil(max(LEAST_STEPS, n_steps / N_CHECKPOINTS) / log_steps)
     share = recipe.batch_size // n_devices()
     return TrainingArguments(
@@ -331,7 +333,7 @@ def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
         seed=recipe.seed,
         use_cpu=on_cpu,
         ddp_backend="gloo" if on_cpu and n_processes() > 1 else None,
-        # A classifier's loss is a mean over rows already: without this transformers multiplies it by the processes.
+        # The loss is a mean over rows already: otherwise transformers multiplies it by the number of processes.
         average_tokens_across_devices=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         save_strategy="steps",

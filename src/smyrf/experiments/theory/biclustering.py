@@ -1,19 +1,19 @@
-"""Attention Biclustering, the problem that clusters solve: its objective, and its exact optimum where that can be had.
+"""Attention Biclustering, the problem that clusters solve approximately: its objective, and its optimum by search.
 
-The feasible set C^L of the paper (eq. 2): every query and every key is in exactly one of L clusters, each of N / L
-queries and M / L keys; L divides both. Clusters have no order. In how many ways, `n_biclusterings` counts:
+The feasible set C^L of the paper (eq. 2): every query and every key is in exactly one of L unordered clusters, each of
+N / L queries and M / L keys; L divides both. Its size, which `n_biclusterings` computes, is
 
     N! / (C!^L) · M! / (S!^L) / L!
 
-What is minimised (eq. 3) is ‖σ(P̂_0) − σ(P)‖_F, where P = Q Kᵀ and Mask_0 leaves the pairs of a cluster alone. Row q
-of σ(P̂_0) depends on the *set* of keys in the cluster of q and on nothing else. So the square of the objective is a
-sum over queries of f_q(key set), and the whole problem is a table with a row for each query and a column for each set
-of M / L keys: `SetCosts`. The paper's "max-mass" problem (Lemma 1) is the same with another table. `search` tries all;
-`smyrf.experiments.theory.solver` has a solver do it.
+The objective (eq. 3) is ‖σ(P̂_0) − σ(P)‖_F, where P = Q Kᵀ and P̂_0 = Mask_0(P) keeps only pairs within a cluster. Row q
+of σ(P̂_0) depends only on the *set* of keys in the cluster of q. So the squared objective is a sum over queries of
+f_q(key set), and the problem is a table with a row per query and a column per set of M / L keys: `SetCosts`. The
+paper's "max-mass" problem (Lemma 1, eq. 7) is the same with another table. `search` enumerates all biclusterings;
+`smyrf.experiments.theory.solver` uses integer programming.
 
-Neither several hashing rounds nor Tangent attention is in C^L: a query of theirs sees more than one cluster's keys, or
-keys that other clusters see too. Their maps can be nearer to dense attention than the optimum, and `against_optimum`
-says which are in C^L.
+Neither several hashing rounds nor Tangent attention is in C^L: their queries see the keys of several clusters, or keys
+that other clusters see too. Their maps can be closer to dense attention than the optimum; `against_optimum` reports
+which maps are in C^L.
 
 Shapes: N queries, M keys, D width, L clusters, C and S queries and keys per cluster, T sets of S keys.
 """
@@ -35,14 +35,14 @@ from smyrf.grouping.groups import Groups
 from smyrf.methods import Smyrf, Tangent
 from smyrf.seeds import draw_seed
 
-# Biclusterings that `search` tries at most, and entries of a table of costs.
+# Maximum number of biclusterings in `search`, and of entries in a table of costs.
 MAX_BICLUSTERINGS = 10**8
 MAX_COSTS = 10**7
 
 
 @dataclass(frozen=True)
 class Biclustering:
-    """An element of C^L: which queries and which keys make a cluster.
+    """An element of C^L: the queries and keys of each cluster.
 
     Args:
         queries: ``(L, C)`` int64, each of 0 … N − 1 once.
@@ -70,7 +70,7 @@ class Biclustering:
             raise ValueError(f"there are {len(self.queries)} clusters of queries and {len(self.keys)} of keys")
 
     def together(self) -> Tensor:
-        """Which pairs are in one cluster, ``(N, M)`` bool."""
+        """Which pairs share a cluster, ``(N, M)`` bool."""
         pairs = torch.zeros(self.queries.numel(), self.keys.numel(), dtype=torch.bool)
         for queries, keys in zip(self.queries, self.keys, strict=True):
             pairs[queries[:, None], keys] = True
@@ -78,10 +78,10 @@ class Biclustering:
 
 
 def mask(p: Tensor, together: Tensor, epsilon: float = 0.0) -> Tensor:
-    """Mask_ε: the scores of pairs that are together, −a = log ε for all others.
+    """Apply Mask_ε: keep the scores of pairs that share a cluster, set the others to −a = log ε.
 
     Args:
-        p: ``(N, M)``, scores P.
+        p: scores P, ``(N, M)``.
         together: ``(N, M)`` bool.
 
     Example:
@@ -95,12 +95,12 @@ def mask(p: Tensor, together: Tensor, epsilon: float = 0.0) -> Tensor:
 
 
 def objective(p: Tensor, meetings: Tensor) -> float:
-    """‖σ(P̂_0) − σ(P)‖_F, eq. 3.
+    """Compute ‖σ(P̂_0) − σ(P)‖_F (eq. 3).
 
     Args:
-        p: ``(N, M)``, scores P.
-        meetings: ``(N, M)``: which pairs are together (bool), or how often. By eq. 15 a pair that meets in c hashing
-            rounds has c times its weight. A query that meets no key has a row of zeros.
+        p: scores P, ``(N, M)``.
+        meetings: which pairs share a cluster (bool), or in how many rounds, ``(N, M)``. By eq. 15 a pair that meets in
+            c hashing rounds has c times its weight. A query that meets no key has a row of zeros.
 
     Example:
         >>> import torch
@@ -115,11 +115,11 @@ def objective(p: Tensor, meetings: Tensor) -> float:
 
 @dataclass(frozen=True)
 class SetCosts:
-    """What it costs each query to see exactly the keys of a set: a biclustering problem in full.
+    """A biclustering problem: the cost of each query for each set of keys.
 
     Args:
         sets: ``(T, S)`` int64, all sets of S = M / L keys.
-        costs: ``(N, T)`` float64. A biclustering costs the sum over its queries.
+        costs: ``(N, T)`` float64. The cost of a biclustering is the sum over its queries.
         n_clusters: L.
     """
 
@@ -136,21 +136,21 @@ class SetCosts:
         return self.n_clusters * self.sets.shape[1]
 
     def total(self, clusters: Biclustering) -> float:
-        """What a biclustering costs."""
+        """Cost of a biclustering."""
         numbers = {tuple(keys): number for number, keys in enumerate(self.sets.tolist())}
         chosen = [numbers[tuple(sorted(keys))] for keys in clusters.keys.tolist()]
         return float(self.costs[clusters.queries, torch.tensor(chosen)[:, None]].sum())
 
     def row_bound(self) -> float:
-        """What it would cost if each query had its own best set of keys: no biclustering costs less."""
+        """Lower bound on the cost of biclusterings: the sum of every query's minimum."""
         return float(self.costs.min(1).values.sum())
 
 
 def softmax_costs(p: Tensor, n_clusters: int) -> SetCosts:
-    """The objective of Attention Biclustering, squared: f_q(keys) = ‖softmax of q's scores on these keys − σ(P)_q‖².
+    """Costs of Attention Biclustering, squared: f_q(keys) = ‖softmax of q's scores on these keys − σ(P)_q‖².
 
     Args:
-        p: ``(N, M)``, scores P, finite.
+        p: finite scores P, ``(N, M)``.
 
     Example:
         >>> import torch
@@ -169,12 +169,12 @@ def softmax_costs(p: Tensor, n_clusters: int) -> SetCosts:
 
 
 def mass_costs(weights: Tensor, n_clusters: int) -> SetCosts:
-    """The max-mass problem of Lemma 1, max Σ w over the pairs that are together: f_q(keys) = −Σ w.
+    """Costs of the max-mass problem of Lemma 1 (eq. 7), max Σ w over pairs that share a cluster: f_q(keys) = −Σ w.
 
-    With w = (P + a)² this is also min ‖P̂_ε − P‖_F², but for a constant.
+    With w = (P + a)² (eq. 6) this is min ‖P̂_ε − P‖_F² up to a constant.
 
     Args:
-        weights: ``(N, M)``, finite.
+        weights: finite weights w, ``(N, M)``.
 
     Example:
         >>> import torch
@@ -205,7 +205,7 @@ def _check_divides(n_queries: int, n_keys: int, n_clusters: int) -> None:
 
 
 def n_biclusterings(n_queries: int, n_keys: int, n_clusters: int) -> int:
-    """|C^L|, the paper's T.
+    """Compute |C^L|, the paper's T.
 
     Example:
         >>> n_biclusterings(4, 4, 2), n_biclusterings(16, 16, 4)
@@ -218,17 +218,17 @@ def n_biclusterings(n_queries: int, n_keys: int, n_clusters: int) -> int:
 
 @dataclass(frozen=True)
 class Optimum:
-    """A biclustering that no other one beats, and what it costs (in the units of its `SetCosts`)."""
+    """An optimal biclustering and its cost."""
 
     clusters: Biclustering
     total: float
 
 
 def search(problem: SetCosts) -> Optimum:
-    """The optimum, by trying every biclustering once.
+    """Find the optimum by enumerating all biclusterings.
 
-    Query clusters are made without order, each around the first query that is left; key sets are then dealt to them in
-    every order.
+    Queries are partitioned without regard to order, each cluster around the first query that is left; key sets are then
+    assigned to clusters in every order.
 
     Raises:
         ValueError: there are more than `MAX_BICLUSTERINGS`.
@@ -236,7 +236,7 @@ def search(problem: SetCosts) -> Optimum:
     Example:
         >>> import torch
         >>> best = search(softmax_costs(4.0 * torch.eye(4)[[2, 3, 0, 1]], 2))
-        >>> best.clusters.keys[best.clusters.queries == 0]  # the key of query 0, beside it
+        >>> best.clusters.keys[best.clusters.queries == 0]  # the key that shares a cluster with query 0
         tensor([2])
     """
     n_queries, n_keys, n_clusters = problem.n_queries, problem.n_keys, problem.n_clusters
@@ -262,7 +262,7 @@ def search(problem: SetCosts) -> Optimum:
 
 
 def _partitions(n: int, n_parts: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All partitions of 0 … n − 1 into parts of one size, without regard to their order.
+    """All partitions of 0 … n − 1 into parts of equal size, without regard to order.
 
     Example:
         >>> list(_partitions(4, 2))
@@ -282,7 +282,7 @@ def _partitions(n: int, n_parts: int) -> Iterator[tuple[tuple[int, ...], ...]]:
 
 
 def meetings(lists: Sequence[Groups], n_queries: int, n_keys: int) -> Tensor:
-    """How often each query meets each key in lists of one row, ``(N, M)`` int64. Extra keys are left out.
+    """Count how often each query meets each key in groups of one row, ``(N, M)`` int64, without far keys.
 
     Example:
         >>> import torch
@@ -299,13 +299,13 @@ def meetings(lists: Sequence[Groups], n_queries: int, n_keys: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Reached:
-    """How near a method's map comes to dense attention's, and the best biclustering with as many clusters.
+    """Objective of a method's map, and of the best biclustering with as many clusters.
 
     Args:
         value: ‖map − σ(P)‖_F.
-        rounds: the same for each hashing round alone; of Tangent there is one.
-        feasible: each round is an element of C^L.
-        optimum: the least value in C^L.
+        rounds: the same for each hashing round; one for Tangent.
+        feasible: whether each round is an element of C^L.
+        optimum: minimum over C^L.
     """
 
     method: Smyrf | Tangent
@@ -325,16 +325,16 @@ def against_optimum(
     seed: int = 0,
     solve: Callable[[SetCosts], Optimum] = search,
 ) -> list[Reached]:
-    """The objective that methods reach with L clusters, beside its optimum.
+    """Compare the objective of methods with L clusters to its optimum.
 
-    Of Smyrf these are its clusters, by any transform and hash; rounds are merged by eq. 15. Of Tangent these are
-    the clusters of its last level with their near keys alone: its far keys are no keys of the problem.
+    Rounds of Smyrf are merged by eq. 15. The clusters of Tangent are those of its last level with their near keys only:
+    far keys are not keys of the problem.
 
     Args:
         q: ``(N, D)``.
         k: ``(M, D)``.
-        methods: each makes L clusters here.
-        scale: of the scores; the paper's formulas have 1.
+        methods: methods that make L clusters for these sizes.
+        scale: scale of the scores; 1 in the paper.
         solve: `search`, or `smyrf.experiments.theory.solver.solve`.
 
     Raises:
@@ -352,7 +352,7 @@ def against_optimum(
     p = q.double() @ k.double().T * scale  # (N, M)
     problem = softmax_costs(p, n_clusters)
     grouped = []
-    # Alike in their distance from their mean, these values leave Tangent's choice of keys to the scores.
+    # All values are equally far from their mean, so that Tangent selects keys only by their scores.
     values = torch.eye(n_keys, dtype=q.dtype)
     for method in methods:
         call = Call(q[None, None], k[None, None], values[None, None], scale, seed=draw_seed(seed))
@@ -374,7 +374,7 @@ def against_optimum(
 
 
 def _is_biclustering(counts: Tensor, n_clusters: int) -> bool:
-    """Whether these are the meetings of an element of C^L: queries share all of their M / L keys, or none."""
+    """Whether the counts are those of an element of C^L: any two queries share all of their M / L keys, or none."""
     n_queries, n_keys = counts.shape
     size = n_keys // n_clusters
     shared = counts @ counts.T  # (N, N)

@@ -1,20 +1,18 @@
-"""The exact optimum of Attention Biclustering by integer programming, where there are too many biclusterings to try.
+"""The optimum of Attention Biclustering by integer programming, for problems too large to enumerate.
 
-What is solved is the problem itself with its softmax, not a linear stand-in: a query's cost depends on its set of keys
-alone (`biclustering`), so one variable for each query and each set makes it linear. With y_s = 1 where
-the keys of set s are a cluster and x_qs = 1 where query q is in that cluster:
+The program is exact, with the softmax: a query's cost depends only on its set of keys (`biclustering`), so one variable
+per query and set makes it linear. With y_s = 1 if the keys of set s are a cluster and x_qs = 1 if query q is in it:
 
     min Σ f_q(s) x_qs    Σ_{s ∋ k} y_s = 1 for every key    Σ_s x_qs = 1 for every query
                          Σ_q x_qs = C y_s                   x_qs ≤ y_s
 
-Once the y are chosen, the rest is a transport problem with an integral optimum, so x may be any number from 0 to 1.
-Clusters have no numbers, so there is no symmetry to break. The price is the number of sets, M choose S: with sets of 2
-or 3 keys this goes well beyond search (20 queries and keys in 10 clusters: a second; 15 in 5: six), with half of the
-keys in a set it is no better.
+For given y the rest is a transport problem with an integral optimum, so x may be continuous in [0, 1]. Clusters are
+unordered, so there is no symmetry to break. The number of sets is M choose S: with sets of 2 or 3 keys the solver goes
+well beyond search (20 queries and keys in 10 clusters take a second, 15 in 5 clusters six); with half of the keys in a
+set it does not.
 
-The solver is SCIP as OR-Tools brings it, told to stop at a gap of zero. It calculates in floating point: two
-biclusterings whose costs differ by less than its tolerance, about 1e-6 of them, are the same to it. Costs are summed
-again for what it returns.
+The solver is SCIP from OR-Tools, with a gap of zero. It works in floating point: costs that differ by less than its
+relative tolerance of about 1e-6 are equal to it. The cost of its solution is summed again.
 """
 
 from __future__ import annotations
@@ -25,21 +23,21 @@ import torch
 
 from smyrf.experiments.theory.biclustering import Biclustering, Optimum, SetCosts
 
-# Variables x that are handed to the solver at most.
+# Maximum number of variables x.
 MAX_VARIABLES = 200_000
 
 
 def solve(problem: SetCosts, *, seconds: float = 600.0) -> Optimum:
-    """The optimum, by a solver.
+    """Find the optimum by integer programming.
 
     Args:
         problem: from `softmax_costs` or `mass_costs`.
-        seconds: after which to give up.
+        seconds: time limit.
 
     Raises:
         ModuleNotFoundError: OR-Tools is not installed.
         ValueError: the problem has more than `MAX_VARIABLES`.
-        TimeoutError: the optimum was not found, or not proven, in time.
+        TimeoutError: no optimum was proven in time.
 
     Example:
         >>> import torch
@@ -72,18 +70,18 @@ def solve(problem: SetCosts, *, seconds: float = 600.0) -> Optimum:
     for s, y in enumerate(is_cluster):
         solver.Add(solver.Sum([row[s] for row in joins]) == n_queries // problem.n_clusters * y)
         for row in joins:
-            solver.Add(row[s] <= y)  # follows from the sum for whole numbers; without it bounds are weaker
+            solver.Add(row[s] <= y)  # implied for integers by the sum, but tightens the bounds
     solver.Minimize(solver.Sum([costs[q][s] * joins[q][s] for q in range(n_queries) for s in range(n_sets)]))
     if solver.Solve(_exactly()) != pywraplp.Solver.OPTIMAL:
         raise TimeoutError(f"no optimum was proven in {seconds=}")
     chosen = [s for s, y in enumerate(is_cluster) if y.solution_value() > 0.5]
-    # Where several ways to share the queries cost the same, x may be a mixture of them.
-    clusters = _share(problem, chosen)
+    # If several assignments of queries cost the same, x may be a mixture of them.
+    clusters = _assign(problem, chosen)
     return Optimum(clusters, problem.total(clusters))
 
 
-def _share(problem: SetCosts, chosen: list[int]) -> Biclustering:
-    """The best way to share the queries among given sets of keys, in whole numbers."""
+def _assign(problem: SetCosts, chosen: list[int]) -> Biclustering:
+    """Assign queries to given sets of keys at minimum cost."""
     from ortools.linear_solver import pywraplp
 
     size = problem.n_queries // problem.n_clusters
@@ -98,7 +96,7 @@ def _share(problem: SetCosts, chosen: list[int]) -> Biclustering:
         solver.Sum([cost * x for row, xs in zip(costs, joins, strict=True) for cost, x in zip(row, xs, strict=True)])
     )
     if solver.Solve(_exactly()) != pywraplp.Solver.OPTIMAL:
-        raise RuntimeError("queries could not be shared among the sets that the solver chose")
+        raise RuntimeError("queries could not be assigned to the sets that the solver chose")
     queries = [
         [q for q, x in enumerate(column) if x.solution_value() > 0.5] for column in zip(*joins, strict=True)
     ]  # (L, C)
@@ -106,7 +104,7 @@ def _share(problem: SetCosts, chosen: list[int]) -> Biclustering:
 
 
 def _exactly() -> Any:
-    """Options of a solver that stops at no gap but zero; its own is 1e-4."""
+    """Solver options with a gap of zero; the default is 1e-4."""
     from ortools.linear_solver import pywraplp
 
     options = pywraplp.MPSolverParameters()

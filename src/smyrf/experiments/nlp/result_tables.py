@@ -1,4 +1,4 @@
-"""The paper's tables, rebuilt from results: a row for each way to train and evaluate, ours beside the paper's."""
+"""The paper's tables, built from results: a row per training and evaluation method, with the paper's results."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from smyrf.experiments.nlp.presets import GLUE_TASKS, MODEL_TITLES, PRESETS
 from smyrf.experiments.nlp.recipe import Recipe, short_name
 from smyrf.experiments.nlp.results import Evaluation, Result
 from smyrf.experiments.nlp.tasks import TASKS
-from smyrf.methods import Dense, Method, Smyrf
+from smyrf.methods import Method, Smyrf
+from smyrf.methods.registry import METHODS
 
 GLUE = "glue"
-# Settings that two runs of one cell of a table must share; others make another row.
+# Settings that runs in one cell of a table must share; other values make another row.
 _SETTINGS = ("pad", "batch_size", "epochs", "max_steps", "warmup", "weight_decay", "n_train", "n_eval")
-# Hashes of what runs were made from, which make another row too where they differ.
+# Input hashes, which make another row too if they differ.
 _INPUTS = ("model", "data")
 
 
@@ -28,7 +29,7 @@ class Column(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As the paper has it.
+        """Title of the column in the paper.
 
         Example:
             >>> Column("mnli", "validation_mismatched").title, Column("sst2", "validation").title
@@ -40,14 +41,14 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """What one row has in one column.
+    """The results of one row in one column.
 
     Args:
-        by_seed: our metric in percent, by seed; empty where there is none.
-        paper: the paper's figure in percent, or None.
-        paper_model: that the paper's figure belongs to.
-        rate: the learning rate; the best where there are several.
-        n_rates: that were tried.
+        by_seed: our metric in percent, by seed; empty if there is no run.
+        paper: the paper's result in percent, or None.
+        paper_model: model of the paper's result.
+        rate: learning rate; the best if there are several.
+        n_rates: learning rates that were tried.
     """
 
     by_seed: Mapping[int, float]
@@ -58,7 +59,7 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """Over the seeds.
+        """Mean over seeds.
 
         Example:
             >>> Cell({0: 90.0, 1: 92.0}).mean, Cell({}).mean
@@ -68,7 +69,7 @@ class Cell:
 
     @property
     def std(self) -> float | None:
-        """Of the seeds, of which two are needed.
+        """Standard deviation over seeds; None for fewer than two.
 
         Example:
             >>> Cell({0: 90.0, 1: 92.0, 2: 94.0}).std, Cell({0: 90.0}).std
@@ -79,10 +80,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A way to train and evaluate.
+    """A combination of training method, evaluation method and length.
 
     Args:
-        settings: those in which rows of the table differ; comparisons are between rows in which they are the same.
+        settings: settings in which rows of the table differ; only rows with the same settings are compared.
     """
 
     train_method: Method
@@ -92,10 +93,16 @@ class Row:
     cells: Mapping[Column, Cell]
 
     @property
+    def is_dense(self) -> bool:
+        """Whether both methods are dense attention."""
+        return self.train_method.is_dense and self.eval_method.is_dense
+
+    @property
     def label(self) -> str:
-        """For tables.
+        """Label in tables.
 
         Example:
+            >>> from smyrf.methods import Dense
             >>> Row(Smyrf(8, 32), Dense(), 512, {"epochs": 1.0}, {}).label
             'Smyrf 8×32 → Dense, epochs=1.0'
         """
@@ -110,10 +117,10 @@ class Table:
 
     Args:
         name: glue, imdb, backandforth, ablation or hyperpartisan.
-        model: as it was named.
+        model: path or hub name.
         columns: at least one.
-        rows: those with dense attention at the full length first.
-        is_grouped: some runs had rows of like lengths in a batch.
+        rows: dense attention at full length first.
+        is_grouped: whether some runs had batches of similar lengths.
     """
 
     name: str
@@ -125,30 +132,30 @@ class Table:
 
     @property
     def max_length(self) -> int:
-        """The longest of its rows, to which memory is relative."""
+        """Length of the longest row, to which memory is relative."""
         return max(row.max_length for row in self.rows)
 
     def memory(self, row: Row) -> float:
-        """Key visits of a query in training, as a share of those of dense attention at the full length."""
+        """Key visits per query in training, relative to dense attention at full length."""
         return row.train_method.key_visits(row.max_length) / self.max_length
 
     def dense(self, row: Row) -> Row | None:
-        """The row with dense attention at the full length and the same settings, if it is there."""
+        """The row with dense attention at full length and the same settings, or None."""
         for other in self.rows:
-            is_dense = other.train_method == other.eval_method == Dense() and other.max_length == self.max_length
-            if is_dense and all(row.settings.get(name, value) == value for name, value in other.settings.items()):
+            is_full = other.is_dense and other.max_length == self.max_length
+            if is_full and all(row.settings.get(name, value) == value for name, value in other.settings.items()):
                 return other
         return None
 
     @property
     def common_columns(self) -> tuple[Column, ...]:
-        """Those that all rows have."""
+        """Columns that all rows have."""
         return tuple(column for column in self.columns if all(column in row.cells for row in self.rows))
 
     def average(self, row: Row) -> Cell | None:
-        """Mean over the columns that all rows have, as the paper's is over all; None if there are none.
+        """Mean over the columns that all rows have; None if there are none.
 
-        Seeds that all columns have are averaged one by one.
+        Only seeds that all these columns have are averaged, each on its own.
         """
         ours = [row.cells[column] for column in self.common_columns]
         if not ours:
@@ -162,15 +169,48 @@ class Table:
         )
 
     def gap(self, row: Row, column: Column) -> Cell | None:
-        """Points above dense attention, seed by seed; the paper's beside it. None without a dense row."""
+        """Difference to dense attention in points, seed by seed, and the paper's; None without a dense row."""
         dense = self.dense(row)
         if dense is None or dense is row or column not in dense.cells or column not in row.cells:
             return None
         return subtract(row.cells[column], dense.cells[column])
 
+    def to_dict(self) -> dict[str, Any]:
+        """The table as JSON."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "model": self.model,
+            "rows": list(map(self._row_dict, self.rows)),
+        }
+
+    def _row_dict(self, row: Row) -> dict[str, Any]:
+        cells = [
+            {
+                "task": column.task,
+                "split": column.split,
+                "by_seed": dict(cell.by_seed),
+                "mean": cell.mean,
+                "std": cell.std,
+                "learning_rate": cell.rate,
+                "paper": cell.paper,
+                "paper_model": cell.paper_model or None,
+            }
+            for column, cell in row.cells.items()
+        ]
+        return {
+            "label": row.label,
+            "settings": dict(row.settings),
+            "train_method": row.train_method.to_dict(),
+            "eval_method": row.eval_method.to_dict(),
+            "max_length": row.max_length,
+            "memory": self.memory(row),
+            "cells": cells,
+        }
+
 
 def subtract(cell: Cell, other: Cell) -> Cell:
-    """The difference of two cells, over the seeds that both have.
+    """Subtract two cells, over the seeds that both have.
 
     Example:
         >>> subtract(Cell({0: 91.0, 1: 90.0}, 92.0), Cell({0: 92.0, 1: 92.0, 2: 93.0}, 94.5)).by_seed
@@ -182,7 +222,7 @@ def subtract(cell: Cell, other: Cell) -> Cell:
 
 
 def build_tables(results: Sequence[Result]) -> list[Table]:
-    """All tables that the results have something for, model by model."""
+    """Build all tables for which there are results, model by model."""
     tables = []
     for model in dict.fromkeys(result.recipe.model for result in results):
         found = [_Run(result, one) for result in results if result.recipe.model == model for one in result.evaluations]
@@ -192,11 +232,11 @@ def build_tables(results: Sequence[Result]) -> list[Table]:
     return tables
 
 
-_Way = tuple[Method, Method, int]  # of training, of evaluation; tokens: what makes a row
+_Setup = tuple[Method, Method, int]  # training method, evaluation method and length, which define a row
 
 
 class _Run(NamedTuple):
-    """An evaluation, and the result that it is part of."""
+    """An evaluation, and the result that it belongs to."""
 
     result: Result
     evaluation: Evaluation
@@ -207,7 +247,7 @@ class _Run(NamedTuple):
 
     @property
     def is_same(self) -> bool:
-        """Whether it was evaluated with the attention that it was trained with."""
+        """Whether the evaluation method is the training method."""
         return self.evaluation.method == self.recipe.train_method
 
     @property
@@ -215,19 +255,19 @@ class _Run(NamedTuple):
         return Column(self.recipe.task, self.evaluation.split)
 
     @property
-    def way(self) -> _Way:
+    def setup(self) -> _Setup:
         return self.recipe.train_method, self.evaluation.method, self.recipe.max_length
 
     def setting(self, name: str) -> Any:
-        """Its value; None where it changes nothing: padding, for dense attention. Grouping changes batches."""
-        is_dense = self.recipe.train_method == self.evaluation.method == Dense()
+        """Value of a setting; None if it has no effect, as padding with dense attention. Grouping changes batches."""
+        is_dense = self.recipe.train_method.is_dense and self.evaluation.method.is_dense
         if name == "pad" and is_dense and self.recipe.pad != "grouped":
             return None
         return getattr(self.result.inputs if name in _INPUTS else self.recipe, name)
 
 
 def _parts(found: list[_Run]) -> Iterable[tuple[str, str, list[_Run]]]:
-    """Runs that belong into one table, with its name and title."""
+    """The runs of each table, with its name and title."""
     for tasks, name, title in (
         ((*GLUE_TASKS, "wnli"), GLUE, "GLUE"),
         (("imdb",), "imdb", "IMDB"),
@@ -236,14 +276,14 @@ def _parts(found: list[_Run]) -> Iterable[tuple[str, str, list[_Run]]]:
         here = [run for run in found if run.recipe.task in tasks]
         same = [run for run in here if run.is_same]
         yield name, title, [run for run in same if not _is_ablation(run.recipe.train_method)]
-        # Beside a model that was evaluated with another attention, the same model with its own.
+        # Models evaluated with another method than in training, and the same models with their own.
         crossed = {run.recipe.train_method for run in here if not run.is_same}
         rows = [run for run in here if run.recipe.train_method in crossed]
         back = "backandforth" if name == "imdb" else f"{name}-backandforth"
         yield back, f"{title}, trained with one attention and evaluated with another", rows
         sizes = {_sizes(run.recipe.train_method) for run in same if _is_ablation(run.recipe.train_method)}
         rows = [run for run in same if _sizes(run.recipe.train_method) in sizes] if sizes else []
-        dense = [run for run in same if run.recipe.train_method == Dense()] if rows else []
+        dense = [run for run in same if run.recipe.train_method.is_dense] if rows else []
         yield "ablation" if name == "imdb" else f"{name}-ablation", f"{title}, LSH ablation", dense + rows
 
 
@@ -260,18 +300,18 @@ def _table(name: str, title: str, model: str, found: list[_Run]) -> Table:
     there = {run.column for run in found}
     columns = [Column(task, split) for task in order for split in TASKS[task].splits]
     columns = [column for column in columns if column in there]
-    ways = list(dict.fromkeys(run.way for run in found))
-    paper_model = _paper_model(name, columns, ways, model)
+    setups = list(dict.fromkeys(run.setup for run in found))
+    paper_model = _paper_model(name, columns, setups, model)
     differ = _differing(found)
     rows = []
-    for way in ways:
-        figures = {column: _figure(name, column, way, paper_model) for column in columns}
-        here = [run for run in found if run.way == way]
+    for setup in setups:
+        figures = {column: _figure(name, column, setup, paper_model) for column in columns}
+        here = [run for run in found if run.setup == setup]
         for settings in dict.fromkeys(_settings(run, differ) for run in here):
             part = [run for run in here if _settings(run, differ) == settings]
             cells = {column: _cell(column, part, figures[column], MODEL_TITLES[paper_model]) for column in columns}
             own = {column: cell for column, cell in cells.items() if cell is not None}
-            rows.append(Row(*way, dict(settings), own))
+            rows.append(Row(*setup, dict(settings), own))
     if name.startswith(GLUE) and len(columns) == 1:
         title = title.replace("GLUE", columns[0].title, 1)
     longest = max(row.max_length for row in rows)
@@ -281,14 +321,14 @@ def _table(name: str, title: str, model: str, found: list[_Run]) -> Table:
 
 
 def _order(row: Row, longest: int) -> tuple[Any, ...]:
-    """Dense first, then by method with the dearest first, then what was cut short."""
-    kind = ["Dense", "Smyrf", "Tangent", "PerHead"].index(type(row.train_method).__name__)
+    """Sort key: dense first, then by kind of method with the most expensive first, then truncated rows."""
+    kind = (not row.train_method.is_dense, list(METHODS).index(row.train_method.kind))
     cost = row.train_method.key_visits(row.max_length)
     return row.max_length < longest, kind, -cost, row.train_method.label, row.train_method != row.eval_method
 
 
 def _differing(found: list[_Run]) -> list[str]:
-    """Settings in which runs of one column differ. Samples of other sizes are other data, which goes without saying."""
+    """Settings in which runs of one column differ. The data of samples of different sizes differ anyway."""
     differ = []
     for name in (*_SETTINGS, *_INPUTS):
         alike: dict[Any, set[Any]] = {}
@@ -309,7 +349,7 @@ def _settings(run: _Run, differ: list[str]) -> tuple[tuple[str, Any], ...]:
 
 
 def _cell(column: Column, found: list[_Run], paper: float | None, paper_model: str) -> Cell | None:
-    """The runs of one cell: the learning rate with the best mean, as the paper chose it, of those with most seeds."""
+    """Make a cell: of the learning rates with most seeds, the one with the best mean, as in the paper."""
     by_rate: dict[float, dict[int, float]] = {}
     for run in found:
         if run.column == column:
@@ -321,20 +361,20 @@ def _cell(column: Column, found: list[_Run], paper: float | None, paper_model: s
     return Cell(by_rate[rate], paper, "" if paper is None else paper_model, rate, len(by_rate))
 
 
-def _paper_model(table: str, columns: list[Column], ways: list[_Way], model: str) -> str:
-    """The model whose figures stand beside ours: that of which the paper has most cells, then that of our kind."""
+def _paper_model(table: str, columns: list[Column], setups: list[_Setup], model: str) -> str:
+    """The model whose results stand beside ours: the one with most cells in the paper, then the most similar one."""
     ours = short_name(model).lower()
 
     def rank(of: str) -> tuple[int, bool, bool]:
-        n_cells = sum(_figure(table, column, way, of) is not None for column in columns for way in ways)
+        n_cells = sum(_figure(table, column, setup, of) is not None for column in columns for setup in setups)
         return n_cells, ("roberta" in of) == ("roberta" in ours), ("large" in of) == ("large" in ours)
 
     return max(MODEL_TITLES, key=rank)
 
 
-def _figure(table: str, column: Column, way: _Way, model: str) -> float | None:
-    """The paper's figure for a cell; that of the table itself where two of its tables have one."""
-    train_method, eval_method, max_length = way
+def _figure(table: str, column: Column, setup: _Setup, model: str) -> float | None:
+    """The paper's result for a cell; if two of its tables have one, that of this table."""
+    train_method, eval_method, max_length = setup
     found = [
         preset
         for preset in PRESETS.values()

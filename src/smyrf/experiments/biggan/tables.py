@@ -1,4 +1,4 @@
-"""Tables of images for the terminal."""
+"""Tables of samples and scores for the terminal."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from smyrf.experiments.biggan.sample import Row
+from smyrf.experiments.biggan.sample import MethodImages
 from smyrf.experiments.biggan.score import Score
-from smyrf.methods import Dense
 
 
-def image_table(rows: Sequence[Row], title: str) -> Table:
-    """Memory and distance to the images with dense attention."""
+def image_table(rows: Sequence[MethodImages], title: str) -> Table:
+    """Make a table of memory and of distances to the images of dense attention."""
     found = _empty(title, "memory", "distance\nto dense")
     for row in rows:
         label = row.method.label
         style = "bold" if label.startswith("Tangent") else ""
         found.add_row(label, f"{100 * row.share:.3g}%", f"{row.distance:.4f}", style=style)
-    found.caption = "memory: key visits of a query, relative to dense; distance: ‖image − dense‖ / ‖dense‖"
+    found.caption = "memory: key visits per query, relative to dense; distance: ‖image − dense‖ / ‖dense‖"
     return found
 
 
 def score_table(scores: Sequence[Score], title: str) -> Table:
-    """Scores beside the paper's, which are of BigGAN on ImageNet at 128 pixels."""
-    quoted = any(one.paper is not None and one.method != Dense() for one in scores)
+    """Make a table of scores, beside the paper's for BigGAN on ImageNet at 128 pixels."""
+    quoted = any(one.paper is not None and not one.method.is_dense for one in scores)
     names = [name for name, told in _COLUMNS.items() if any(told(one) is not None for one in scores)]
     found = _empty(title, "memory", *names, *(["paper's\nIS", "paper's\nFID"] if quoted else []))
     for one in scores:
@@ -39,8 +38,8 @@ def score_table(scores: Sequence[Score], title: str) -> Table:
             cells += ["–", "–"] if paper is None else [f"{paper[0]:.2f} ± {paper[1]:.2f}", f"{paper[2]:.2f}"]
         found.add_row(*cells, style="bold" if cells[0].startswith("Tangent") else "")
     found.caption = (
-        f"{scores[0].n_images:,} images; Fréchet: distance to real images in the features of the given network (FID, "
-        "if that is Inception); to dense: to the same latents' images with dense attention; IS: inception score"
+        f"{scores[0].n_images:,} images; Fréchet: distance to real images in features of the network (FID if it is "
+        "Inception); to dense: distance to images of dense attention from the same latents; IS: inception score"
     )
     found.caption += "; paper: quoted, 128 pixels, ImageNet" if quoted else ""
     return found

@@ -1,4 +1,4 @@
-"""Tables of presets and of results, for the terminal and as Markdown."""
+"""Format tables of presets and of results, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 
 from smyrf.experiments.nlp.presets import MODEL_TITLES, Preset
 from smyrf.experiments.nlp.recipe import short_name
-from smyrf.experiments.nlp.report import GLUE, Cell, Table
+from smyrf.experiments.nlp.result_tables import GLUE, Cell, Table
 from smyrf.experiments.nlp.tasks import TASKS
 
 NONE = "–"
@@ -18,7 +18,7 @@ PAPER = "  paper"
 
 
 def preset_table(presets: Sequence[Preset]) -> RichTable:
-    """Presets with their settings and the paper's figure, an average where there are several tasks."""
+    """Presets with their settings and the paper's result, averaged over tasks."""
     found = _empty("smyrf finetune --preset: the rows of the paper's tables")
     for name in ("preset", "model", "attention", "batch", "lr", "paper"):
         right = name in ("batch", "paper")
@@ -36,30 +36,30 @@ def preset_table(presets: Sequence[Preset]) -> RichTable:
         found.add_row(*cells, figure, style="" if figures else "bold", end_section=preset.table != last.table)
     epochs = {f"{preset.recipe.epochs:g}" for preset in presets}
     found.caption = (
-        "batch: rows × tokens; paper: its figure in percent, quoted, the mean of several tasks; "
-        f"{'/'.join(sorted(epochs))} epochs; of several learning rates the best is reported; a → b: trained with a, "
+        "batch: rows × tokens; paper: its result in percent, quoted, averaged over tasks; "
+        f"{'/'.join(sorted(epochs))} epochs; the best of several learning rates is reported; a → b: trained with a, "
         "evaluated with b; bold: ours, not in the paper"
     )
     return found
 
 
 def figure_table(presets: Sequence[Preset]) -> RichTable:
-    """The paper's figures of presets with several tasks, task by task."""
+    """The paper's results of presets with several tasks, task by task."""
     wide = [preset for preset in presets if len(preset.paper) > 1]
     tasks = dict.fromkeys(task for preset in wide for task in preset.paper)
-    found = _empty("the paper's figures on GLUE, quoted")
+    found = _empty("the paper's results on GLUE, quoted")
     found.add_column("preset", no_wrap=True)
     for task in tasks:
         found.add_column(TASKS[task].title, justify="right", min_width=5)
     for preset in wide:
         figures = [preset.paper.get(task, ()) for task in tasks]
         found.add_row(preset.name, *("\n".join(f"{one:.2f}" for one in figure) or NONE for figure in figures))
-    found.caption = "MNLI: matched, then mismatched; in an average they count as two"
+    found.caption = "MNLI: matched, then mismatched; they count as two in an average"
     return found
 
 
 def notes(presets: Sequence[Preset]) -> list[str]:
-    """What was assumed where the paper is silent, a line for each preset that has something to say.
+    """The notes of presets, one line each.
 
     Example:
         >>> from smyrf.experiments.nlp.presets import PRESETS
@@ -70,7 +70,7 @@ def notes(presets: Sequence[Preset]) -> list[str]:
 
 
 def headings(table: Table) -> list[str]:
-    """Titles of the columns: a wide table has one for each task, a narrow one says how far dense attention is."""
+    """Titles of the columns: one per task on GLUE; otherwise also the difference to dense attention."""
     if table.name.startswith(GLUE):
         average = ["avg."] if len(table.common_columns) > 1 else []
         return ["attention", "memory", *average, *(column.title for column in table.columns), "seeds"]
@@ -78,7 +78,7 @@ def headings(table: Table) -> list[str]:
 
 
 def lines(table: Table) -> list[list[str]]:
-    """The rows as text; of a wide table the paper's figures in a row of their own below ours."""
+    """The rows as text; on GLUE the paper's results have their own row below ours."""
     found = []
     for row in table.rows:
         memory = f"{100 * table.memory(row):.4g}%"
@@ -114,17 +114,17 @@ def ours(cell: Cell | None, signed: bool = False) -> str:
 
 
 def paper(cell: Cell | None, signed: bool = False) -> str:
-    """The paper's figure in percent."""
+    """The paper's result in percent."""
     return NONE if cell is None or cell.paper is None else _number(cell.paper, 2, signed)
 
 
 def rich_table(table: Table) -> RichTable:
-    """A table for the terminal."""
+    """Format a table for the terminal."""
     found = _empty(escape(f"{table.title}, {short_name(table.model)}"))
     wide = table.name.startswith(GLUE)
     for name in headings(table):
         is_label = name == "attention"
-        # A cell of a wide table may have its deviation on a second line, a label of a narrow one its second half.
+        # Cells may wrap before the deviation in a wide table, labels in a narrow one.
         found.add_column(name, justify="left" if is_label else "right", no_wrap=is_label == wide, min_width=5)
     for cells in lines(table):
         cells = [cell.replace("± ", "±") if wide else cell for cell in cells]
@@ -135,7 +135,7 @@ def rich_table(table: Table) -> RichTable:
 
 
 def markdown(table: Table) -> str:
-    """A table for a page."""
+    """Format a table as Markdown."""
     names = headings(table)
     text = [f"### {table.title}, {short_name(table.model)}", "", f"| {' | '.join(names)} |"]
     text.append("|" + "|".join("---" if name == "attention" else "---:" for name in names) + "|")
@@ -148,18 +148,18 @@ def markdown(table: Table) -> str:
 
 
 def caption(table: Table) -> str:
-    """What the columns are."""
+    """Explanation of the columns."""
     metrics = dict.fromkeys(f"{column.title} {TASKS[column.task].metric}" for column in table.columns)
-    said = f"percent ({', '.join(metrics)}), mean ± standard deviation of the seeds; memory: key visits of a query in "
+    said = f"percent ({', '.join(metrics)}), mean ± standard deviation over seeds; memory: key visits per query in "
     said += f"training, relative to dense attention at {table.max_length} tokens"
     if table.is_grouped:
-        said += "; batches of like lengths, which are shorter: a share of Tangent is of theirs"
+        said += "; batches of similar lengths, which are shorter: Tangent's budget is a share of that length"
     if not table.name.startswith(GLUE):
-        said += "; to dense: points above dense attention, seed by seed"
+        said += "; to dense: difference to dense attention in points, seed by seed"
     if table.name.startswith(GLUE) and 1 < len(table.common_columns) < len(table.columns):
-        said += "; avg.: of the tasks that all rows have"
+        said += "; avg.: over the tasks that all rows have"
     if any(cell.n_rates > 1 for row in table.rows for cell in row.cells.values()):
-        said += "; of several learning rates the best on this split, as in the paper"
+        said += "; the best of several learning rates on this split, as in the paper"
     models = {cell.paper_model for row in table.rows for cell in row.cells.values() if cell.paper is not None}
     if models:
         said += f"; paper: quoted, {' and '.join(sorted(models))} trained on all of the data"

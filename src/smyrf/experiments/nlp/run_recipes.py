@@ -1,4 +1,4 @@
-"""What `smyrf finetune` does once its arguments are known to be good."""
+"""Run several recipes one after another, and tabulate their results."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from smyrf.experiments.nlp.format_tables import rich_table
 from smyrf.experiments.nlp.recipe import Recipe
-from smyrf.experiments.nlp.report import Table, build_tables
-from smyrf.experiments.nlp.tables import rich_table
+from smyrf.experiments.nlp.result_tables import Table, build_tables
 from smyrf.experiments.nlp.tasks import TASKS
-from smyrf.experiments.nlp.train import Prepared, count_steps, finished, model_folder, prepare, result_file, train
-from smyrf.tools.bench.results import command_line
-from smyrf.tools.bench.table import duration
+from smyrf.experiments.nlp.train import PreparedRun, count_steps, finished, model_folder, prepare, result_file, train
+from smyrf.tools.results import command_line
+from smyrf.tools.tables import duration
 
 
-def finetune_all(
+def run_recipes(
     recipes: Sequence[Recipe],
     output: Path,
     data: Path | None,
@@ -27,19 +27,19 @@ def finetune_all(
     keep_model: bool,
     console: Console,
 ) -> list[Table]:
-    """Runs recipes one after another, and shows their mean and standard deviation.
+    """Run recipes one after another, and print tables of their mean and standard deviation.
 
-    All of them are prepared before the first is trained: what is wrong with the last is said at once.
+    All recipes are prepared before the first is trained, so that an error in the last is reported at once.
 
     Raises:
-        ValueError: says what is wrong with the model or the data.
+        ValueError: a model or data set cannot be used.
     """
-    ready: dict[Recipe, Prepared] = {}
+    ready: dict[Recipe, PreparedRun] = {}
     for recipe in recipes:
-        if (kind := _without_chance(recipe)) not in ready:
+        if (kind := _shared_part(recipe)) not in ready:
             console.print(f"reading {TASKS[recipe.task].title}", highlight=False)
             ready[kind] = prepare(recipe, data)
-    runs = [ready[_without_chance(recipe)]._replace(recipe=recipe) for recipe in recipes]
+    runs = [ready[_shared_part(recipe)]._replace(recipe=recipe) for recipe in recipes]
     done = [finished(prepared, output) for prepared in runs]
     results = []
     for number, (prepared, before) in enumerate(zip(runs, done, strict=True), 1):
@@ -67,6 +67,6 @@ def finetune_all(
     return tables
 
 
-def _without_chance(recipe: Recipe) -> Recipe:
-    """What is prepared alike for all seeds and learning rates."""
+def _shared_part(recipe: Recipe) -> Recipe:
+    """The recipe without its seed and learning rate: what it shares with others in preparation."""
     return replace(recipe, seed=0, learning_rate=1.0)
