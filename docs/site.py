@@ -1,7 +1,7 @@
-"""What the site is made of beyond this folder, and formulas without a script from elsewhere (hooks of mkdocs).
+"""Hooks of mkdocs: pages and figures outside this folder, and formulas as MathML.
 
-README, notebooks, figures and the page of benchmarks stay where readers of the repository look for them; links between
-all of them work in both places.
+README, notebooks, figures and the benchmarks page stay at their place in the repository; links between them work both
+there and in the site.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "notebooks/*.ipynb", "benchmarks/README.md")
 FIGURES = ("benchmarks/results/**/*.png", "benchmarks/results/**/*.svg")
-# Files of the repository that are no page: shown by name, without a link.
+# Files of the repository that are not pages: shown by name, without a link.
 _NO_PAGE = re.compile(r"\[([^\]]+)\]\((?![a-z]+:|#)[^)\s]*?(?:\.py|\.cff|\.json|results/[a-z]+)\)")
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.+?)\\[)\]]</\1>', re.DOTALL)
-# In notebooks they are as they were typed; code is left alone.
+# Notebooks hold formulas as they were typed; code is not changed.
 _CODE = re.compile(r"(<pre.*?</pre>|<script.*?</script>|<style.*?</style>)", re.DOTALL)
 _TYPED = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
 
 
 @event_priority(100)  # before the plugin that looks for notebooks
 def on_files(files: Any, config: Any) -> Any:
-    """Pages and figures of other folders, under the names that they have in the repository."""
+    """Add pages and figures of other folders, under their names in the repository."""
     for pattern in (*BESIDE, *FIGURES):
         for path in sorted(ROOT.glob(pattern)):
             name = path.relative_to(ROOT).as_posix()
@@ -38,10 +38,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links as they are in the repository, as they are in the site, where docs/ is the root."""
+    """Turn links of the repository into links of the site, where docs/ is the root."""
     name = page.file.src_uri
     markdown = _NO_PAGE.sub(r"`\1`", markdown)
-    if "/" not in name and (ROOT / name).exists():  # README and its like: docs/x.md is x.md
+    if "/" not in name and (ROOT / name).exists():  # README, CHANGELOG, CONTRIBUTING: docs/x.md is x.md
         return markdown.replace("](docs/", "](")
     if name.startswith(("benchmarks/", "notebooks/")):
         return markdown.replace("](../docs/", "](../")
@@ -49,7 +49,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:
-    """Formulas as MathML, which every browser draws by itself."""
+    """Turn formulas into MathML, which browsers render without a script."""
     if page.file.src_uri.endswith(".ipynb"):
         parts = _CODE.split(content)
         parts[::2] = [_TYPED.sub(lambda found: _drawn(found[1] or found[2], bool(found[1])), one) for one in parts[::2]]
