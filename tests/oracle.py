@@ -1,6 +1,6 @@
 """Attention over groups by the book: float64 NumPy, one N × M matrix of counts per head.
 
-Independent of the kernels on purpose: dense scores, each pair weighted by how often it meets.
+Independent of the backends on purpose: dense scores, each pair weighted by how often it meets.
 """
 
 import numpy as np
@@ -19,7 +19,8 @@ def counts(groups, n_queries, n_keys):
                     for j, m in enumerate(keys[b, g]):
                         if n < 0 or m < 0 or (one.causal and j > i):
                             continue
-                        total[b, n, m] += 1.0 if one.repeats is None else 1.0 / int(one.repeats[b, g, i, j])
+                        shared = 1 if one.multiplicity is None else int(one.multiplicity[b, g, i, j])
+                        total[b, n, m] += 1.0 / shared
     return total
 
 

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 import oracle
-from attention_problem import TANGENTS, backends, fast, problem
+from problems import TANGENTS, default_too, fast, problem
 from smyrf import Dense, Smyrf, attention
 from smyrf.backends import BACKENDS
 
 
 @pytest.mark.parametrize("method", [Dense(), Smyrf(2, 500)])
-@backends
+@default_too
 def test_arguments_mean_what_they_mean_to_pytorch(method, backend):
     q, k, v = problem(n=83, m=61, d=8, e=8, heads=6, kv_heads=2)
     for arguments in (
@@ -29,7 +29,7 @@ def test_arguments_mean_what_they_mean_to_pytorch(method, backend):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-@backends
+@default_too
 @pytest.mark.parametrize("scale", [-0.7, 0.0])
 def test_a_scale_that_is_not_positive_is_a_scale(backend, scale):
     """PyTorch's own function gives NaN for these in its causal form."""
@@ -60,7 +60,7 @@ def test_meta_tensors_give_shapes(is_causal):
         assert attention(q, q, q, method=method, is_causal=is_causal).shape == q.shape
 
 
-@backends
+@default_too
 @pytest.mark.parametrize(("batch", "heads"), [(0, 3), (2, 0)])
 @pytest.mark.parametrize("method", [Dense(), Smyrf(2, 8), *TANGENTS])
 def test_an_empty_batch_gives_an_empty_result(backend, batch, heads, method):

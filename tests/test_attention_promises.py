@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracle
-from attention_problem import TANGENTS, backends, fast, problem
+from problems import TANGENTS, default_too, fast, problem
 from smyrf import Dense, Smyrf, attention, methods
 from smyrf.backends import BACKENDS
 
 # --- exact mode ---------------------------------------------------------------------------------------
 
 
-@backends
+@default_too
 @pytest.mark.parametrize("n_hashes", [1, 3, 8])
 @pytest.mark.parametrize("masked", [False, True])
 def test_one_cluster_is_dense_for_any_number_of_rounds(backend, n_hashes, masked):
@@ -107,7 +107,7 @@ def test_constant_values_give_constant_output(
     torch.testing.assert_close(out, expected, atol=0.02 if dtype in (torch.float16, torch.bfloat16) else 1e-5, rtol=0)
 
 
-@backends
+@default_too
 @pytest.mark.parametrize("factor", [30.0, 300.0, 3000.0])
 @pytest.mark.parametrize("method", [Smyrf(4, 16), Smyrf(1, 16), Smyrf(2, 100), *TANGENTS])
 def test_weights_sum_to_one_however_large_the_scores_are(backend, factor, method):
@@ -119,7 +119,7 @@ def test_weights_sum_to_one_however_large_the_scores_are(backend, factor, method
     assert half.isfinite().all()
 
 
-@backends
+@default_too
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
 def test_a_batch_equals_its_rows_run_alone(backend, is_causal, method):
@@ -134,7 +134,7 @@ def test_a_batch_equals_its_rows_run_alone(backend, is_causal, method):
         torch.testing.assert_close(whole[row], alone, atol=1e-6, rtol=1e-6)
 
 
-@backends
+@default_too
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("method", [Dense(), Smyrf(3, 16), Smyrf(3, 16, deduplicate=True), Smyrf(2, 200), *TANGENTS])
 @pytest.mark.parametrize("poison", [1e4, torch.nan, torch.inf])
@@ -151,7 +151,7 @@ def test_masked_keys_and_values_have_no_effect(backend, is_causal, method, poiso
     assert clean.isfinite().all()
 
 
-@backends
+@default_too
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("method", [Dense(), Smyrf(3, 16), *TANGENTS])
 def test_a_fully_masked_row_gives_zeros_and_finite_gradients(backend, is_causal, method):
@@ -205,7 +205,7 @@ def test_gradients_are_those_of_the_function_that_was_computed(backend, is_causa
 # --- cases that earlier implementations got wrong -------------------------------------------------------
 
 
-@backends
+@default_too
 def test_length_24_with_clusters_of_16_does_not_mix_rows(backend):
     q, k, v = problem(24, 24, 5, 5)
     base = attention(q, k, v, method=Smyrf(4, 16), generator=0, backend=backend)
@@ -216,7 +216,7 @@ def test_length_24_with_clusters_of_16_does_not_mix_rows(backend):
     assert not torch.allclose(base[1], other[1])
 
 
-@backends
+@default_too
 @pytest.mark.parametrize("method", [Smyrf(3, 16), *TANGENTS])
 def test_each_mask_goes_to_its_own_row(backend, method):
     q, k, _ = problem(40, 40, 5, 5)

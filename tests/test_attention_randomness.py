@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from attention_problem import TANGENTS, fast, problem
+from problems import TANGENTS, fast, problem
 from smyrf import Dense, Smyrf, attention
 
 

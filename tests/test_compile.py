@@ -3,19 +3,13 @@
 import pytest
 import torch
 
+from problems import fast, problem
 from smyrf import Dense, Smyrf, Tangent, attention
-from smyrf.backends import BACKENDS
-
-fast = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
 
 
 @pytest.fixture(autouse=True)
 def _forget():
     torch._dynamo.reset()  # each test compiles anew, however many there are
-
-
-def problem(n, m, d, e):
-    return torch.randn(2, 3, n, d), torch.randn(2, 3, m, d), torch.randn(2, 3, m, e)
 
 
 @fast

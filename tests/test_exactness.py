@@ -6,12 +6,11 @@ meets equally often (fairness), at least once (effectiveness), and all other wei
 
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smyrf.backends import BACKENDS, attend
+from problems import attend, backends
 from smyrf.experiments.theory.biclustering import meetings
 from smyrf.grouping.groups import Groups
 
@@ -55,7 +54,7 @@ def dense(q, k, v):
     return (q @ k.mT).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@backends
 @settings(deadline=None, max_examples=60)
 @given(rounds())
 def test_theorem_2_merged_rounds_are_exact_under_its_assumptions(backend, drawn):
@@ -70,7 +69,7 @@ def test_theorem_2_merged_rounds_are_exact_under_its_assumptions(backend, drawn)
 def test_deduplicated_rounds_need_no_fairness(drawn):
     lists, counts, generator = drawn
     q, k, v = vectors(large_keys(counts, False, generator), generator)
-    lists = [replace(one, repeats=counts[one.queries[0, :, :, None], one.keys[0, :, None]][None]) for one in lists]
+    lists = [replace(one, multiplicity=counts[one.queries[0, :, :, None], one.keys[0, :, None]][None]) for one in lists]
     out, _ = attend(q, k, v, lists, scale=1.0)
     torch.testing.assert_close(out, dense(q, k, v), rtol=1e-10, atol=1e-12)
 

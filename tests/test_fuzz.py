@@ -1,4 +1,4 @@
-"""The native kernel against the reference in float64: odd shapes, strides, lists, masks and numbers.
+"""`attend` of the native backend against the reference in float64: odd shapes, strides, lists, masks and numbers.
 
 A quick run is part of `make test`; `make test-slow` tries thousands of examples more.
 """
@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from smyrf.backends import BACKENDS, attend, backends
+from problems import STRIDES, attend, strided
+from smyrf.backends import BACKENDS, backends
 from smyrf.backends.native import extension
-from smyrf.grouping.groups import Extra, Groups
+from smyrf.grouping.groups import FarKeys, Groups
 
 if "native" not in BACKENDS:  # where the package was installed without a compiler
     pytest.skip(backends()["native"], allow_module_level=True)
@@ -39,32 +40,14 @@ class Problem:
     index: torch.dtype
     loss: str
 
-    def __repr__(self):  # sizes alone: thousands of numbers would hide them
-        lists = [(*g.shape, g.causal, g.repeats is not None, g.extra and g.extra.bias.shape[2]) for g in self.lists]
+    def __repr__(self):  # only sizes: thousands of numbers would hide them
+        lists = [(*g.shape, g.causal, g.multiplicity is not None, g.n_far) for g in self.lists]
         sizes = [float(x.abs().max()) for x in self.inputs]
         rest = (self.strides, self.scale, self.dropout_p, self.index, self.loss)
         return f"Problem({self.shapes}, {lists}, largest {sizes}, {rest})"
 
     def _repr_pretty_(self, printer, cycle):  # hypothesis has its own idea of dataclasses
         printer.text(repr(self))
-
-
-STRIDES = ("contiguous", "heads inside", "slice of a wider tensor", "width outside", "every other row", "batch inside")
-
-
-def strided(x, how):
-    """The same values with other strides."""
-    if how == "heads inside":  # what a model's (batch, N, heads, D) gives
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-    if how == "slice of a wider tensor":  # the first number is not aligned
-        return torch.nn.functional.pad(x, (1, 2), value=torch.nan)[..., 1:-2]
-    if how == "width outside":
-        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-    if how == "every other row":
-        return torch.stack([x, torch.full_like(x, torch.nan)], 3).flatten(2, 3)[:, :, ::2]
-    if how == "batch inside":
-        return x.permute(2, 1, 0, 3).contiguous().permute(2, 1, 0, 3)
-    return x
 
 
 # Blocks of the kernel are 64 queries and 256 keys, vectors have 2 to 16 numbers: sizes on both sides of all of them.
@@ -92,7 +75,7 @@ def problems(draw):
     return Problem(
         inputs=(q, k, v),
         shapes=shapes,
-        strides=tuple(draw(st.sampled_from(STRIDES)) for _ in range(3)),
+        strides=tuple(draw(st.sampled_from(["contiguous", *STRIDES])) for _ in range(3)),
         lists=tuple(lists),
         scale=draw(st.sampled_from([0.3, 0.3, 0.3, -0.7, 0.0])),
         dropout_p=draw(st.sampled_from([0.0, 0.0, 0.3, 0.9, 1.0])),
@@ -114,25 +97,27 @@ def groups(draw, random, generator, rows, n, m, d, e):
     keys = torch.randint(-1, m, (n_rows, n_groups, size), generator=generator)
     if draw(st.booleans()):  # whole groups without a key
         keys[torch.rand(n_rows, n_groups, generator=generator) < 0.3] = -1
-    causal, extra, repeats = draw(st.booleans()), None, None
+    causal, far, multiplicity = draw(st.booleans()), None, None
     if not causal and draw(st.booleans()):
-        f = draw(st.integers(1, 3))
-        bias = random(rows, n_groups, f).masked_fill(random(rows, n_groups, f) < -1, -torch.inf)
-        extra = Extra(random(rows, n_groups, f, d), random(rows, n_groups, f, e), bias)
+        n_far, n_table = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+        # A table that groups share, with far keys that are in several groups and some that are in none.
+        index = torch.randint(n_table, (n_groups, n_far), generator=generator, dtype=torch.int32)
+        bias = random(rows, n_table).masked_fill(random(rows, n_table) < -1, -torch.inf)
+        far = FarKeys(random(rows, n_table, d), random(rows, n_table, e), bias, index)
     if draw(st.booleans()):
-        repeats = torch.randint(1, 4, (rows, n_groups, n_slots, size), generator=generator, dtype=torch.int16)
+        multiplicity = torch.randint(1, 4, (rows, n_groups, n_slots, size), generator=generator, dtype=torch.int16)
     queries, keys = (x.expand(rows, -1, -1) for x in (queries, keys))
-    return Groups(queries, keys, causal=causal, repeats=repeats, extra=extra)
+    return Groups(queries, keys, causal=causal, multiplicity=multiplicity, far=far)
 
 
 def run(backend, dtype, problem):
     """Output, log-sum-exp and all gradients."""
     leaves = [x.to(dtype, copy=True).requires_grad_() for x in problem.inputs]
-    extras = [g.extra and Extra(*(x.to(dtype, copy=True).requires_grad_() for x in g.extra)) for g in problem.lists]
+    fars = [g.far and [x.to(dtype, copy=True).requires_grad_() for x in g.far[:3]] for g in problem.lists]
     index = problem.index if backend == "native" else torch.int64
     lists = [
-        Groups(g.queries.to(index), g.keys.to(index), g.causal, g.repeats, extra)
-        for g, extra in zip(problem.lists, extras, strict=True)
+        Groups(g.queries.to(index), g.keys.to(index), g.causal, g.multiplicity, far and FarKeys(*far, g.far.index))
+        for g, far in zip(problem.lists, fars, strict=True)
     ]
     q, k, v = (
         (strided(x, how) if backend == "native" else x).expand(shape)
@@ -147,7 +132,7 @@ def run(backend, dtype, problem):
         loss = (x * torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x)).sum()
     else:
         loss = out.double().square().sum()
-    wanted = [*leaves, *(x for extra in extras if extra is not None for x in extra)]
+    wanted = [*leaves, *(x for far in fars if far is not None for x in far)]
     found = torch.autograd.grad(loss, wanted, allow_unused=True)
     return [out.detach(), lse, *(torch.zeros_like(x) if g is None else g for g, x in zip(found, wanted, strict=True))]
 
@@ -201,7 +186,7 @@ def test_it_is_the_reference_on_thousands_of_problems(isa, problem):
 
 
 def meetings(lists, shape, causal):
-    """Which pairs meet in any list, (batch, heads, N, M); with `causal` those alone that a causal list shows."""
+    """Which pairs meet in any list, (batch, heads, N, M); with `causal` only those that a causal list shows."""
     batch, heads, n, m = shape
     met = torch.zeros(batch * heads, n + 1, m + 1, dtype=torch.bool)
     row = torch.arange(batch * heads)[:, None, None, None]
@@ -267,7 +252,7 @@ def check_poisoned(isa, case):
 @isa
 @given(case=poisoned())
 @quick
-def test_what_is_not_finite_reaches_those_alone_who_meet_it(isa, case):
+def test_what_is_not_finite_reaches_only_those_who_meet_it(isa, case):
     check_poisoned(isa, case)
 
 
@@ -287,7 +272,7 @@ def test_half_precision_is_single_precision_that_is_rounded_once(isa, dtype, pro
     before, extension.ISA = extension.ISA, isa
     try:
         inputs = tuple((x / x.abs().max()).to(dtype).float() for x in problem.inputs)
-        lists = tuple(replace(g, extra=None) for g in problem.lists)  # extra keys are never rounded
+        lists = tuple(replace(g, far=None) for g in problem.lists)  # far keys are never rounded
         problem = replace(problem, inputs=inputs, lists=lists)
         low, high = run("native", dtype, problem), run("native", torch.float32, problem)
         assert torch.equal(low[0], high[0].to(dtype))

@@ -1,3 +1,5 @@
+"""The modules of `smyrf.nn`."""
+
 import pytest
 import torch
 
@@ -114,7 +116,7 @@ def test_training_reaches_all_weights():
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in ours.parameters())
 
 
-def test_dropout_is_for_training_alone():
+def test_dropout_is_only_for_training():
     layer = SmyrfAttention(Smyrf(2, 8), dropout=0.5, seed=1)
     q, k, v = torch.randn(3, 1, 2, 40, 8).unbind()
     training, evaluation = layer(q, k, v), layer.eval()(q, k, v)
@@ -132,7 +134,7 @@ def test_a_seeded_layer_repeats_itself_and_an_unseeded_one_does_not():
 
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_padding_means_the_same_with_and_without_weights(need_weights):
-    """Dense: a row of padding alone gives zeros before the last projection, NaN in padding reaches nothing."""
+    """Dense: a row of only padding gives zeros before the last projection, NaN in padding reaches nothing."""
     _, ours = pair(batch_first=True)
     x = torch.randn(2, 6, 24)
     hidden = torch.tensor([[False] * 4 + [True] * 2, [True] * 6])
@@ -184,7 +186,7 @@ def test_weights_can_be_initialised_again():
         ({"attn_mask": torch.zeros(5, 5)}, ValueError, r"attn_mask of shape \(5, 5\) cannot be honoured"),
         ({"key_padding_mask": torch.zeros(2, 4, dtype=torch.bool)}, ValueError, r"shape \(2, 4\), but \(2, 5\)"),
         ({"key_padding_mask": torch.zeros(2, 5, dtype=torch.int64)}, TypeError, "bool or floating, not torch.int64"),
-        ({"key_padding_mask": torch.full((2, 5), -3.0)}, ValueError, "0 and -inf alone"),
+        ({"key_padding_mask": torch.full((2, 5), -3.0)}, ValueError, "only 0 and -inf"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(arguments, error, words):

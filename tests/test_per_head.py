@@ -1,11 +1,12 @@
+"""`PerHead`: a method for each head."""
+
 import pytest
 import torch
 
+from problems import default_too
 from smyrf import Dense, PerHead, Smyrf, Tangent, attention
-from smyrf.backends import BACKENDS
 
 METHODS = (Tangent(48), Smyrf(2, 16), Dense(), Tangent(48), Tangent(64), Dense())
-backends = pytest.mark.parametrize("backend", [None, *BACKENDS])
 
 
 def inputs(kv_heads=6):
@@ -15,7 +16,7 @@ def inputs(kv_heads=6):
     return q, k, v
 
 
-@backends
+@default_too
 @pytest.mark.parametrize("kv_heads", [6, 3, 1])
 @pytest.mark.parametrize("masked", [False, True])
 def test_each_head_is_what_its_method_gives_alone(backend, kv_heads, masked):
@@ -34,7 +35,7 @@ def test_each_head_is_what_its_method_gives_alone(backend, kv_heads, masked):
     torch.testing.assert_close(gradients, torch.autograd.grad(alone.square().sum(), (q, k, v)))
 
 
-@backends
+@default_too
 def test_equal_methods_are_that_method(backend):
     q, k, v = inputs()
     for options in ({}, {"is_causal": True}, {"dropout_p": 0.3}):
@@ -51,7 +52,7 @@ def test_a_wrong_number_of_heads_is_named():
         attention(q, k, v, method=PerHead((Dense(), Dense())))
 
 
-@backends
+@default_too
 def test_groups_of_heads_drop_different_places(backend):
     q = k = torch.zeros(1, 2, 64, 4)
     v = torch.eye(64).expand(1, 2, 64, 64)

@@ -6,32 +6,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracle
+from problems import SEED, STRIDES, assert_close, attend, backends, fast, make_groups, problem, strided
+from problems import output_and_gradients as derive
 from smyrf import Dense, Smyrf
-from smyrf.backends import BACKENDS, attend
+from smyrf.backends import BACKENDS
 from smyrf.backends.dropout import keep
 from smyrf.backends.reference.attend import merge_rounds
-from smyrf.backends.torch import attend as torch_backend
-from smyrf.backends.torch import gather as chunks
-from smyrf.backends.torch import grouped_attention as within
-from smyrf.grouping.causal import causal_groups
-from smyrf.grouping.group import group
-from smyrf.grouping.groups import Extra, Groups, all_pairs, pack, unpack
-
-SEED = torch.tensor(11)
-backends = pytest.mark.parametrize("backend", BACKENDS)
-fast = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+from smyrf.backends.torch import attend as torch_attend
+from smyrf.backends.torch import gather, grouped_attention
+from smyrf.grouping.groups import FarKeys, Groups, all_pairs, pack, unpack
 
 
-def problem(n=97, m=113, d=13, e=17, batch=2, heads=3, kv_heads=3, dtype=torch.float64):
-    q = torch.randn(batch, heads, n, d, dtype=dtype)
-    k = torch.randn(batch, kv_heads, m, d, dtype=dtype)
-    v = torch.randn(batch, kv_heads, m, e, dtype=dtype)
-    return q, k, v
+def double_problem(*sizes, **options):
+    return problem(*sizes, **options, dtype=torch.float64)
 
 
-def lists(q, k, method, key_mask=None, causal=False):
-    make = causal_groups if causal else group
-    return make(q, k, k, method, seed=SEED, scale=0.3, key_mask=key_mask)
+def lists(q, k, method, key_mask=None, is_causal=False):
+    return make_groups(q, k, k, method, key_mask=key_mask, is_causal=is_causal)
 
 
 CASES = {
@@ -48,7 +39,7 @@ CASES = {
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("method", [Smyrf(4, 11), Smyrf(4, 11, deduplicate=True), Dense()])
 def test_backends_equal_the_oracle(backend, case, masked, method):
-    q, k, v = problem(**CASES[case])
+    q, k, v = double_problem(**CASES[case])
     mask = torch.rand(2, k.shape[2]) > 0.7 if masked else None
     groups = lists(q, k, method, mask)
     out, lse = attend(q, k, v, groups, scale=0.3, backend=backend)
@@ -60,19 +51,16 @@ def test_backends_equal_the_oracle(backend, case, masked, method):
 @backends
 @pytest.mark.parametrize("shape", [{"n": 600, "m": 600}, {"n": 600, "m": 300}, {"n": 300, "m": 700}])
 def test_causal_lists_equal_the_oracle(backend, shape):
-    q, k, v = problem(batch=1, heads=1, kv_heads=1, d=5, e=7, **shape)
-    groups = lists(q, k, Smyrf(2, 16), torch.rand(1, k.shape[2]) > 0.3, causal=True)
+    q, k, v = double_problem(batch=1, heads=1, kv_heads=1, d=5, e=7, **shape)
+    groups = lists(q, k, Smyrf(2, 16), torch.rand(1, k.shape[2]) > 0.3, is_causal=True)
     out, lse = attend(q, k, v, groups, scale=0.3, backend=backend)
     expected, expected_lse = oracle.attend(q, k, v, groups, 0.3)
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(lse, expected_lse, atol=1e-12, rtol=1e-12)
 
 
-def gradients(q, k, v, groups, **kwargs):
-    inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-    out, _ = attend(*inputs, groups, **kwargs)
-    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    return [out, *torch.autograd.grad((out * weight).sum(), inputs)]
+def gradients(q, k, v, groups, **options):
+    return derive(lambda *inputs: attend(*inputs, groups, **options)[0], q, k, v)
 
 
 @fast
@@ -81,46 +69,44 @@ def gradients(q, k, v, groups, **kwargs):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_gradients_equal_the_references(backend, case, masked, causal, dropout):
-    q, k, v = problem(**CASES[case])
+    q, k, v = double_problem(**CASES[case])
     mask = torch.rand(2, k.shape[2]) > 0.7 if masked else None
     for method in (Smyrf(3, 11), Smyrf(3, 11, deduplicate=True)):
         groups = lists(q, k, method, mask, causal)
         kwargs = {"scale": 0.3, "dropout_p": dropout, "seed": SEED}
         expected = gradients(q, k, v, groups, backend="reference", **kwargs)
-        for a, b in zip(gradients(q, k, v, groups, backend=backend, **kwargs), expected, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
+        assert_close(gradients(q, k, v, groups, backend=backend, **kwargs), expected, atol=1e-11, rtol=1e-11)
 
 
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Chunks, slabs and units so small that every loop goes round several times."""
-    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 500)
-    monkeypatch.setattr(chunks, "UNIT_SLOTS", 256)
-    monkeypatch.setattr(torch_backend, "MERGE_ROWS", 19)
-    monkeypatch.setattr(within, "MAX_SCORES", 200)
+    monkeypatch.setattr(gather, "CHUNK_ELEMENTS", 500)
+    monkeypatch.setattr(gather, "UNIT_SLOTS", 256)
+    monkeypatch.setattr(torch_attend, "MERGE_ROWS", 19)
+    monkeypatch.setattr(grouped_attention, "MAX_SCORES", 200)
 
 
 @pytest.fixture
 def always_fused(monkeypatch):
-    monkeypatch.setattr(within, "FUSED_FROM", 1)
+    monkeypatch.setattr(grouped_attention, "FUSED_FROM", 1)
 
 
 @pytest.mark.parametrize("form", ["small_pieces", "always_fused"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_pieces_and_fused_operators_give_the_same(request, form, masked, causal):
-    q, k, v = problem(n=331, m=331, d=8, e=8)
+    q, k, v = double_problem(n=331, m=331, d=8, e=8)
     mask = torch.rand(2, 331) > 0.7 if masked else None
     groups = lists(q, k, Smyrf(3, 40), mask, causal)
     expected = gradients(q, k, v, groups, scale=0.3, backend="reference")
     request.getfixturevalue(form)
-    for a, b in zip(gradients(q, k, v, groups, scale=0.3, backend="torch"), expected, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
+    assert_close(gradients(q, k, v, groups, scale=0.3, backend="torch"), expected, atol=1e-11, rtol=1e-11)
 
 
 @backends
 def test_gradcheck_with_fixed_clusters(backend):
-    q, k, v = (x.requires_grad_() for x in problem(n=13, m=11, d=3, e=2, heads=2, kv_heads=1))
+    q, k, v = (x.requires_grad_() for x in double_problem(n=13, m=11, d=3, e=2, heads=2, kv_heads=1))
     mask = torch.rand(2, 11) > 0.4
     groups = lists(q, k, Smyrf(2, 4), mask)
 
@@ -130,30 +116,36 @@ def test_gradcheck_with_fixed_clusters(backend):
     assert torch.autograd.gradcheck(run, (q, k, v))
 
 
-def with_extra(rows=6, n_groups=4, n_extra=3, d=13, e=17):
-    bias = torch.randn(rows, n_groups, n_extra, dtype=torch.float64)
-    bias[0, 0, 1], bias[1, 2] = -torch.inf, -torch.inf
-    return Extra(
-        torch.randn(rows, n_groups, n_extra, d, dtype=torch.float64),
-        torch.randn(rows, n_groups, n_extra, e, dtype=torch.float64),
-        bias,
-    )
+def four_groups(n=40, m=44, rows=6):
+    """Indices of four groups of queries and keys."""
+    return torch.arange(n).view(4, -1).expand(rows, -1, -1), torch.arange(m).view(4, -1).expand(rows, -1, -1)
+
+
+def far_keys(shared=False, rows=6, d=13, e=17):
+    """Three far keys for each of four groups, some of which stand for nothing; `shared`: out of a table of five."""
+    n_table = 5 if shared else 12
+    bias = torch.randn(rows, n_table, dtype=torch.float64)
+    bias[0, 1], bias[1, 3:] = -torch.inf, -torch.inf
+    index = torch.tensor([[0, 1, 2], [0, 3, 4], [4, 2, 0], [3, 3, 1]]) if shared else torch.arange(12).view(4, 3)
+    keys, values = (torch.randn(rows, n_table, width, dtype=torch.float64) for width in (d, e))
+    return FarKeys(keys, values, bias, index.int())
 
 
 @backends
-def test_extra_keys_are_keys_with_a_bias(backend):
-    """Extra keys of a group equal ordinary keys that only this group holds, their bias a further coordinate."""
-    q, k, v = problem(n=40, m=44, d=13, e=17)
-    queries, keys = torch.arange(40).view(4, 10).expand(6, -1, -1), torch.arange(44).view(4, 11).expand(6, -1, -1)
-    extra = with_extra()
-    out, lse = attend(q, k, v, [Groups(queries, keys, extra=extra)], scale=1.0, backend=backend)
+@pytest.mark.parametrize("shared", [False, True])
+def test_far_keys_are_keys_with_a_bias(backend, shared):
+    """Far keys of a group equal ordinary keys that only this group holds, their bias a further coordinate."""
+    q, k, v = double_problem(n=40, m=44, d=13, e=17)
+    queries, keys = four_groups()
+    far = far_keys(shared)
+    out, lse = attend(q, k, v, [Groups(queries, keys, far=far)], scale=1.0, backend=backend)
 
     ones = torch.ones(2, 3, 40, 1, dtype=torch.float64)
     zeros = torch.zeros(2, 3, 44, 1, dtype=torch.float64)
     long_q, long_k = torch.cat([q, ones], -1), torch.cat([k, zeros], -1)
-    bias = extra.bias.clamp(min=-1e9)[..., None]
-    own = torch.cat([extra.keys, bias], -1).flatten(1, 2).view(2, 3, 12, 14)
-    long_k, long_v = torch.cat([long_k, own], 2), torch.cat([v, extra.values.flatten(1, 2).view(2, 3, 12, 17)], 2)
+    own_keys, own_values, bias = (x.flatten(1, 2) for x in far.of_groups())  # (B, 12, …)
+    own = torch.cat([own_keys, bias.clamp(min=-1e9)[..., None]], -1)
+    long_k, long_v = torch.cat([long_k, own.view(2, 3, 12, 14)], 2), torch.cat([v, own_values.view(2, 3, 12, 17)], 2)
     numbers = torch.arange(44, 56).view(4, 3).expand(6, -1, -1)
     expected, expected_lse = oracle.attend(
         long_q, long_k, long_v, [Groups(queries, torch.cat([keys, numbers], -1))], 1.0
@@ -162,26 +154,27 @@ def test_extra_keys_are_keys_with_a_bias(backend):
     torch.testing.assert_close(lse, expected_lse, atol=1e-11, rtol=1e-11)
 
 
+@fast
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_extra_keys_get_gradients(dropout):
-    q, k, v = problem(n=40, m=44, d=13, e=17)
-    queries, keys = torch.arange(40).view(4, 10).expand(6, -1, -1), torch.arange(44).view(4, 11).expand(6, -1, -1)
-    plain = Groups(queries.flip(1), keys)
-    extra = with_extra()
-    found = []
-    for backend in BACKENDS:
-        inputs = [x.detach().clone().requires_grad_() for x in (q, k, v, *extra)]
-        groups = [plain, Groups(queries, keys, extra=Extra(*inputs[3:]))]
-        out, _ = attend(*inputs[:3], groups, scale=0.4, dropout_p=dropout, seed=SEED, backend=backend)
-        found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
-    for others in found[1:]:
-        for a, b in zip(others, found[0], strict=True):
-            torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
+def test_far_keys_get_gradients(backend, shared, dropout):
+    queries, keys = four_groups()
+    *far, index = far_keys(shared)
+
+    def run(name):
+        def function(q, k, v, *far):
+            groups = [Groups(queries.flip(1), keys), Groups(queries, keys, far=FarKeys(*far, index))]
+            return attend(q, k, v, groups, scale=0.4, dropout_p=dropout, seed=SEED, backend=name)[0]
+
+        return derive(function, *inputs)
+
+    inputs = (*double_problem(n=40, m=44, d=13, e=17), *far)
+    assert_close(run(backend), run("reference"), atol=1e-11, rtol=1e-11)
 
 
 @backends
 def test_a_query_without_keys_gives_zero_and_no_gradient(backend):
-    q, k, v = (x.requires_grad_() for x in problem(n=6, m=4, batch=1, heads=1, kv_heads=1))
+    q, k, v = (x.requires_grad_() for x in double_problem(n=6, m=4, batch=1, heads=1, kv_heads=1))
     groups = Groups(torch.tensor([[[0, 1, -1], [2, 3, -1]]]), torch.tensor([[[0, 1], [-1, -1]]]))
     out, lse = attend(q, k, v, [groups], backend=backend)
     assert (out[0, 0, 2:] == 0).all()  # two with an empty list of keys, two in no group at all
@@ -196,7 +189,7 @@ def test_a_query_without_keys_gives_zero_and_no_gradient(backend):
 @fast
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_within_twice_the_error_of_pytorch(backend, dtype):
-    q, k, v = problem(n=211, m=211, d=16, e=16, dtype=torch.float32)
+    q, k, v = problem(n=211, m=211, d=16, e=16)
     low = [x.to(dtype) for x in (q, k, v)]
     exact = oracle.dense(*low, 0.25)
     theirs = torch.nn.functional.scaled_dot_product_attention(*low, scale=0.25)
@@ -209,7 +202,7 @@ def test_half_precision_is_within_twice_the_error_of_pytorch(backend, dtype):
 
 @fast
 def test_float32_is_within_twice_the_error_of_pytorch_gradients_within_three_times(backend):
-    q, k, v = problem(n=211, m=211, d=16, e=16, dtype=torch.float32)
+    q, k, v = problem(n=211, m=211, d=16, e=16)
     (groups,) = lists(q, k, Dense())
     results = []
     for run, dtype in (
@@ -228,7 +221,7 @@ def test_float32_is_within_twice_the_error_of_pytorch_gradients_within_three_tim
 @backends
 @pytest.mark.parametrize("factor", [1e-4, 1e4])
 def test_huge_and_tiny_scores_stay_exact(backend, factor):
-    q, k, v = problem(n=31, m=37)
+    q, k, v = double_problem(n=31, m=37)
     groups = lists(q, k, Smyrf(2, 8))
     out, lse = attend(q * factor, k, v, groups, scale=1.0, backend=backend)
     expected, expected_lse = oracle.attend(q * factor, k, v, groups, 1.0)
@@ -236,25 +229,10 @@ def test_huge_and_tiny_scores_stay_exact(backend, factor):
     torch.testing.assert_close(lse, expected_lse, atol=1e-11, rtol=1e-11)
 
 
-def strided(x, how):
-    """The same values with other strides."""
-    if how == "heads inside":  # what a model's (batch, N, heads, D) gives
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-    if how == "slice of a wider tensor":
-        return torch.cat([x, x.new_full((*x.shape[:-1], 1), torch.nan)], -1)[..., :-1]
-    if how == "width outside":
-        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-    if how == "every other row":
-        return torch.stack([x, x.new_full(x.shape, torch.nan)], 3).flatten(2, 3)[:, :, ::2]
-    return x
-
-
 @fast
-@pytest.mark.parametrize(
-    "how", ["heads inside", "slice of a wider tensor", "width outside", "every other row", "expanded"]
-)
+@pytest.mark.parametrize("how", [*STRIDES, "expanded"])
 def test_strides_do_not_matter(backend, how):
-    q, k, v = problem(n=59, m=61, d=8, e=8)
+    q, k, v = double_problem(n=59, m=61, d=8, e=8)
     if how == "expanded":
         k, v = (x[:1, :1].expand(2, 3, -1, -1) for x in (k, v))
     odd = [strided(x, how) for x in (q, k, v)]
@@ -275,7 +253,7 @@ def test_any_lists_at_all(data, seed):
     """Random groups: queries in some or in no list, keys repeated across groups, empty slots anywhere."""
     torch.manual_seed(seed)
     n, m, d, e = (data.draw(st.integers(1, 9)) for _ in range(4))
-    q, k, v = problem(n, m, d, e, batch=1, heads=2, kv_heads=data.draw(st.sampled_from([1, 2])))
+    q, k, v = double_problem(n, m, d, e, batch=1, heads=2, kv_heads=data.draw(st.sampled_from([1, 2])))
     groups = []
     for _ in range(data.draw(st.integers(1, 3))):
         n_groups, slots, size = (data.draw(st.integers(1, 4)) for _ in range(3))
@@ -292,21 +270,20 @@ def test_any_lists_at_all(data, seed):
     reference = gradients(q, k, v, groups, scale=0.5, backend="reference")
     torch.testing.assert_close(reference[0].detach(), expected, atol=1e-12, rtol=1e-12)
     for backend in BACKENDS:
-        for a, b in zip(gradients(q, k, v, groups, scale=0.5, backend=backend), reference, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+        assert_close(gradients(q, k, v, groups, scale=0.5, backend=backend), reference, atol=1e-12, rtol=1e-12)
         lse = attend(q, k, v, groups, scale=0.5, backend=backend)[1]
         torch.testing.assert_close(lse, expected_lse, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("slots", [32, 50])
 def test_cuda_operators_are_called_as_their_signatures_say(slots):
-    """Shapes alone, on the meta device: this says nothing about their numbers, which need a GPU."""
+    """Only shapes, on the meta device: this says nothing about their numbers, which need a GPU."""
     q = torch.empty(5, 1, slots, 16, device="meta")
     k = torch.empty(5, 1, 70, 16, device="meta")
-    out, lse = within._cuda_forward(q, k, k, False, 0.3)
+    out, lse = grouped_attention._cuda_forward(q, k, k, False, 0.3)
     assert out.shape == q.shape
     assert lse.shape == (5, 1, slots)
-    grads = within._cuda_backward(out, q, k, k, out, lse, False, 0.3)
+    grads = grouped_attention._cuda_backward(out, q, k, k, out, lse, False, 0.3)
     assert [x.shape for x in grads] == [q.shape, k.shape, k.shape]
 
 
@@ -315,30 +292,30 @@ def test_cuda_operators_are_called_as_their_signatures_say(slots):
     [
         ({"groups": []}, "at least one list"),
         ({"rows": 2}, r"queries \(2, .* but q has batch · heads = 6 rows"),
-        ({"dropout_p": 0.5}, "dropout_p=0.5 needs a seed"),
+        ({"dropout_p": 0.5}, "dropout_p=0.5 needs a dropout_seed"),
         ({"backend": "metal"}, "backend='metal' must be None or one of"),
     ],
 )
 def test_bad_groups_are_refused(change, words):
-    q, k, v = problem()
+    q, k, v = double_problem()
     groups = [g.rows(slice(0, change.pop("rows", 6))) for g in lists(q, k, Smyrf(2, 8))]
     with pytest.raises(ValueError, match=words):
         attend(q, k, v, **{"groups": groups, **change})
 
 
 def test_packing_loses_nothing():
-    q, k, _ = problem()
-    before = [*lists(q, k, Smyrf(2, 8, deduplicate=True)), *lists(q, k, Smyrf(2, 8), causal=True)]
-    before.append(Groups(before[0].queries[:, :4], before[0].keys[:, :4], extra=with_extra()))
+    q, k, _ = double_problem()
+    before = [*lists(q, k, Smyrf(2, 8, deduplicate=True)), *lists(q, k, Smyrf(2, 8), is_causal=True)]
+    before.append(Groups(before[0].queries[:, :4], before[0].keys[:, :4], far=far_keys()))
     after = unpack(*pack(before))
     for a, b in zip(before, after, strict=True):
         assert a.queries is b.queries
         assert a.keys is b.keys
-        assert (a.causal, a.repeats is None, a.extra is None) == (b.causal, b.repeats is None, b.extra is None)
+        assert (a.causal, a.multiplicity is None, a.far is None) == (b.causal, b.multiplicity is None, b.far is None)
 
 
 def test_merged_rounds_are_one_softmax():
-    """Eq. 9 over two disjoint halves of the keys is dense attention."""
+    """Eq. 15 over two disjoint halves of the keys is dense attention."""
     scores, values = torch.randn(5, 8, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)
     halves = [(scores[:, i : i + 4], values[i : i + 4]) for i in (0, 4)]
     out, lse = merge_rounds(
@@ -363,7 +340,7 @@ def test_dropout_masks_are_fair_and_independent():
 
 @fast
 def test_dropout_keeps_the_expectation(backend):
-    q, k, v = problem(n=16, m=32, batch=1, heads=1, kv_heads=1)
+    q, k, v = double_problem(n=16, m=32, batch=1, heads=1, kv_heads=1)
     groups = [all_pairs(1, 16, 32, None, q.device)]
     exact, _ = attend(q, k, v, groups, backend=backend)
     runs = torch.stack(
@@ -376,9 +353,13 @@ def test_dropout_keeps_the_expectation(backend):
 
 @backends
 def test_dropping_everything_gives_zero(backend):
-    q, k, v = problem(n=16, m=32)
+    q, k, v = double_problem(n=16, m=32)
     out, _ = attend(q, k, v, lists(q, k, Smyrf(2, 4)), dropout_p=1.0, seed=SEED, backend=backend)
     assert (out == 0).all()
+
+
+def far_of_width(value_width):
+    return FarKeys.per_group(torch.randn(4, 2, 1, 5), torch.randn(4, 2, 1, value_width), torch.randn(4, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -389,15 +370,11 @@ def test_dropping_everything_gives_zero(backend):
         ({"v": torch.randn(1, 2, 7, 5)}, "do not belong together"),
         ({"k": torch.randn(1, 2, 8, 5).double()}, "must have one dtype"),
         ({"keys": torch.zeros(4, 1, 4, dtype=torch.int64)}, "groups has queries"),
-        ({"repeats": torch.ones(4, 2, 4, 3, dtype=torch.int16)}, "groups has repeats"),
-        (
-            {"extra": Extra(torch.randn(4, 2, 1, 5), torch.randn(4, 2, 1, 6), torch.randn(4, 2, 1))},
-            "extra keys of shapes",
-        ),
-        (
-            {"extra": Extra(torch.randn(4, 2, 1, 5), torch.randn(4, 2, 1, 5), torch.randn(4, 2, 1)), "causal": True},
-            "a causal list with extra keys",
-        ),
+        ({"multiplicity": torch.ones(4, 2, 4, 3, dtype=torch.int16)}, "groups has multiplicity"),
+        ({"far": far_of_width(6)}, "far keys of shapes"),
+        ({"far": far_of_width(5)._replace(index=torch.zeros(3, 1, dtype=torch.int32))}, "far keys of shapes"),
+        ({"far": far_of_width(5), "causal": True}, "a causal list with far keys"),
+        ({"keys": torch.full((4, 2, 4), 2**31)}, "index 2147483648 of keys, which is out of range"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(change, message):
@@ -410,7 +387,7 @@ def test_what_does_not_belong_together_is_refused(change, message):
         attend(**tensors, groups=[Groups(**of_groups)])
 
 
-def test_dropout_of_any_seed_is_the_same_in_all_kernels():
+def test_dropout_of_any_seed_is_the_same_in_all_backends():
     q, k, v = torch.randn(3, 1, 2, 30, 5).unbind()
     index = torch.arange(30).view(1, 1, 30).expand(2, 1, 30)
     for seed in (-5, 2**40 + 3):

@@ -4,67 +4,98 @@ import pytest
 import torch
 
 import smyrf
-from smyrf.backends import BACKENDS, torch_backend
+from problems import SEED, clustered_problem, make_groups, problem
+from smyrf.backends import BACKENDS
 from smyrf.backends.operators import differentiable
-from smyrf.grouping.causal import causal_groups
-from smyrf.grouping.group import group
-from smyrf.grouping.groups import Extra, Groups, pack
+from smyrf.backends.torch import attend as torch_attend
+from smyrf.backends.torch import hashing as torch_hashing
+from smyrf.backends.torch import selection as torch_selection
+from smyrf.backends.torch import tree as torch_tree
+from smyrf.grouping.groups import pack
+from smyrf.methods import Tangent
 
-SEED = torch.tensor(11)
-OPERATORS = {"torch": (torch_backend._attend, torch_backend._attend_backward)}
+ATTEND = {"torch": (torch_attend._attend, torch_attend._attend_backward)}
+SELECT = {"torch": torch_selection._select_and_fold}
 if "native" in BACKENDS:
-    from smyrf.backends.native import attend as native
+    from smyrf.backends.native import attend as native_attend
+    from smyrf.backends.native import hashing as native_hashing
+    from smyrf.backends.native import selection as native_selection
 
-    OPERATORS["native"] = (native._attend, native._attend_backward)
-backends = pytest.mark.parametrize("backend", OPERATORS)
+    ATTEND["native"] = (native_attend._attend, native_attend._attend_backward)
+    SELECT["native"] = native_selection._select_and_fold
+backends = pytest.mark.parametrize("backend", ATTEND)
 
 CASES = {
     "plain": {},
     "dropout": {"dropout_p": 0.2},
     "deduplicated": {"method": smyrf.Smyrf(2, 8, deduplicate=True)},
-    "causal": {"causal": True},
-    "extra keys": {"method": smyrf.Tangent(12, levels=1)},
-    "extra keys, dropout": {"method": smyrf.Tangent(12, levels=2), "dropout_p": 0.2},
+    "causal": {"is_causal": True},
+    "far keys": {"method": smyrf.Tangent(12, levels=1)},
+    "far keys, dropout": {"method": smyrf.Tangent(12, levels=2), "dropout_p": 0.2},
     "shared keys": {"heads": 6, "kv_heads": 2},
     "half": {"dtype": torch.float16},
-    "bfloat16, extra keys": {"dtype": torch.bfloat16, "method": smyrf.Tangent(12, levels=1)},
+    "bfloat16, far keys": {"dtype": torch.bfloat16, "method": smyrf.Tangent(12, levels=1)},
     "double": {"dtype": torch.float64},
 }
 
 
 def arguments(
-    dtype=torch.float32, method=None, causal=False, dropout_p=0.0, heads=3, kv_heads=3, requires_grad=True, n=31, m=37
+    dtype=torch.float32,
+    method=None,
+    is_causal=False,
+    dropout_p=0.0,
+    heads=3,
+    kv_heads=3,
+    requires_grad=True,
 ):
-    """What the forward operator is called with."""
-    if causal:
-        n, m = 300, 310
-    q, k, v = (torch.randn(1, h, x, w) for h, x, w in ((heads, n, 13), (kv_heads, m, 13), (kv_heads, m, 7)))
-    q, k, v = (x.to(dtype).requires_grad_(requires_grad) for x in (q, k, v))
-    make = causal_groups if causal else group
-    lists = make(q, k, v, method or smyrf.Smyrf(2, 8), seed=SEED, scale=0.3)
-    # Extra keys as inputs, not as what another operator has made of k and v.
-    lists = [
-        Groups(g.queries, g.keys, g.causal, g.repeats, g.extra and Extra(*(x.detach() for x in g.extra))) for g in lists
-    ]
-    tensors, layout = pack(lists)
-    for x in differentiable(tensors):
+    """Arguments of the forward operator of `attend`."""
+    n, m = (300, 310) if is_causal else (31, 37)
+    q, k, v = problem(n, m, 13, 7, 1, heads, kv_heads, dtype)
+    # Made without gradients: far keys are inputs here, not results of another operator.
+    tensors, layout = pack(make_groups(q, k, v, method or smyrf.Smyrf(2, 8), is_causal=is_causal))
+    for x in (q, k, v, *differentiable(tensors)):
         x.requires_grad_(requires_grad)
     return q, k, v, tensors, layout, 0.3, dropout_p, SEED if dropout_p else None
 
 
 @backends
 @pytest.mark.parametrize("case", CASES)
-def test_forward_obeys_pytorchs_rules(backend, case):
-    torch.library.opcheck(OPERATORS[backend][0], arguments(**CASES[case]))
+def test_attend_obeys_pytorchs_rules(backend, case):
+    torch.library.opcheck(ATTEND[backend][0], arguments(**CASES[case]))
 
 
 @backends
 @pytest.mark.parametrize("case", CASES)
-def test_backward_obeys_pytorchs_rules(backend, case):
-    forward, backward = OPERATORS[backend]
+def test_the_backward_of_attend_obeys_pytorchs_rules(backend, case):
+    forward, backward = ATTEND[backend]
     inputs = arguments(**CASES[case], requires_grad=False)
     out, lse = forward(*inputs)
     torch.library.opcheck(backward, (torch.randn_like(out), out, lse, *inputs))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_other_stages_obey_pytorchs_rules(masked):
+    q, k, _ = clustered_problem(64, 70, batch=1)
+    mask = torch.rand(1, 70) < 0.8 if masked else None
+    hashed = (q, k, mask, SEED, 0.3, 2)
+    torch.library.opcheck(torch_hashing._sort_by_hash, (*hashed, 5, "asymmetric", "projection"))
+    if "native" in BACKENDS:
+        torch.library.opcheck(native_hashing._sort_by_hash, hashed)
+    torch.library.opcheck(torch_tree._build_tree, (q, k, mask, 8, 5))
+
+
+@backends
+@pytest.mark.parametrize("masked", [False, True])
+def test_select_and_fold_obeys_pytorchs_rules(backend, masked):
+    """Schema, fake implementation and autograd registration, by PyTorch's own checker."""
+    q, k, v = clustered_problem(64, 70, batch=1)
+    mask = torch.rand(1, 70) < 0.8 if masked else None
+    levels = Tangent(20, levels=2).sizes(70, 64)
+    queries, _, keys, leaf_of_key = torch_tree._build_tree(q, k, mask, levels[-1].n_clusters, 8)
+    sizes = [size for level in levels for size in level]
+    k.requires_grad_()
+    v.requires_grad_()
+    torch.library.opcheck(SELECT[backend], (q, k, v, mask, queries, keys, leaf_of_key, 0.3, sizes))
 
 
 class Layer(torch.nn.Module):

@@ -1,3 +1,5 @@
+"""Causal attention by recursive halving."""
+
 import sys
 
 import pytest
@@ -6,20 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
+from problems import FAST, backends, fast, make_groups
 from smyrf import Dense, Smyrf, Tangent, attention
 from smyrf.backends import BACKENDS
-from smyrf.grouping.causal import causal_groups
 from smyrf.methods import BASE_LENGTH
 
-SEED = torch.tensor(5)
-fast = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+
+def causal_groups(q, k, method, backend=FAST[-1]):
+    return make_groups(q, k, k, method, backend, scale=1.0, is_causal=True)
 
 
 @settings(max_examples=15)
 @given(n=st.integers(1, 700), m=st.integers(1, 700))
 def test_with_exact_parts_every_allowed_pair_meets_once(n, m):
     q, k = torch.randn(1, 1, n, 2), torch.randn(1, 1, m, 2)
-    groups = causal_groups(q, k, k, Dense(), seed=SEED, scale=1.0)
+    groups = causal_groups(q, k, Dense())
     met = torch.zeros(n, m)
     for g in groups:
         for queries, keys in zip(g.queries[0], g.keys[0], strict=True):
@@ -36,7 +39,7 @@ def test_key_visits_are_those_that_are_made(n, m):
     q, k = torch.randn(1, 1, n, 4), torch.randn(1, 1, m, 4)
     method = Smyrf(3, 32)
     met = 0
-    for g in causal_groups(q, k, k, method, seed=SEED, scale=1.0):
+    for g in causal_groups(q, k, method):
         filled = (g.queries >= 0).sum(-1), (g.keys >= 0).sum(-1)
         pairs = filled[0] * filled[1]
         met += int((filled[0] * (filled[0] + 1) // 2 if g.causal else pairs).sum())
@@ -56,9 +59,11 @@ def test_tangent_never_sees_later_keys_and_values(backend, n_levels):
         torch.testing.assert_close(base[:, :, : i + 1], other[:, :, : i + 1], atol=1e-6, rtol=1e-6)
 
 
-def test_lists_hold_no_later_key():
-    q = torch.randn(2, 2, 777, 4)
-    groups = causal_groups(q, q, q, Smyrf(3, 32), seed=SEED, scale=1.0)
+@backends
+@pytest.mark.parametrize("method", [Smyrf(3, 32), Tangent(60, levels=2)])
+def test_lists_hold_no_later_key(backend, method):
+    q = torch.randn(1, 2, 777, 4)
+    groups = causal_groups(q, q, method, backend)
     for g in groups:
         if g.causal:
             assert torch.equal(g.queries, g.keys)
@@ -68,7 +73,7 @@ def test_lists_hold_no_later_key():
         assert (last_key < first_query).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@backends
 def test_later_keys_and_values_never_reach_an_output(backend):
     q, k, v = torch.randn(3, 1, 2, 900, 6).unbind()
     method = Smyrf(2, 32)
@@ -131,7 +136,7 @@ def test_short_causal_calls_are_pytorchs_own(monkeypatch, masked):
     mask = torch.arange(77) >= torch.tensor([0, 30])[:, None] if masked else None
     expected = torch.ones(77, 77, dtype=torch.bool).tril()
     expected = expected if mask is None else expected & mask[:, None, None]
-    monkeypatch.setattr(sys.modules["smyrf.attention"], "attend", None)  # not to be called
+    monkeypatch.setattr(sys.modules["smyrf.attention"], "group", None)  # not to be called
     out = attention(q, k, v, method=Tangent(0.25), key_mask=mask, is_causal=True)
     dense = torch.nn.functional.scaled_dot_product_attention(q, k, v, expected)
     torch.testing.assert_close(out, dense)

@@ -1,23 +1,31 @@
+"""Balanced clusters from sorted hashes, whichever backend sorts."""
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import oracle
+from problems import FAST, backends, make_call, make_groups, problem
 from smyrf import Smyrf, methods
-from smyrf.grouping.clusters import cluster
-
-SEED = torch.tensor(3)
-
-
-def clusters(n, m, method, key_mask=None, batch=2, heads=3):
-    q, k = torch.randn(batch, heads, n, 5), torch.randn(batch, heads, m, 5)
-    return cluster(q, k, method, seed=SEED, scale=1.0, key_mask=key_mask)
+from smyrf.backends import find_backend
+from smyrf.grouping.clusters import smyrf_groups
+from smyrf.methods import SmyrfLayout
 
 
+def clusters(n, m, method, key_mask=None, batch=2, heads=3, backend=FAST[-1]):
+    """Clusters of random vectors, one cluster included, of which `group` makes dense attention."""
+    q, k, v = problem(n, m, 5, 5, batch, heads, heads)
+    run = find_backend(backend)
+    call = run.prepare(make_call(q, k, v, scale=1.0, key_mask=key_mask))
+    layout = SmyrfLayout(n, m, is_exact=False, key_visits=0, n_clusters=method.n_clusters(n, m))
+    return smyrf_groups(call, method, layout, run)
+
+
+@backends
 @given(n=st.integers(1, 130), m=st.integers(1, 130), size=st.integers(1, 40))
-def test_clusters_are_balanced_and_complete_at_every_length(n, m, size):
-    for groups in clusters(n, m, Smyrf(2, size)):
+def test_clusters_are_balanced_and_complete_at_every_length(backend, n, m, size):
+    for groups in clusters(n, m, Smyrf(2, size), backend=backend):
         rows, n_clusters, slots, keys = groups.shape
         assert slots <= size or n_clusters == m  # never more queries than asked for, unless keys run out
         assert (groups.keys >= 0).all()  # every cluster has equally many keys, and no padding
@@ -35,19 +43,21 @@ def test_lengths_that_divide_give_the_papers_partition():
         assert (groups.keys.flatten(1).sort(-1).values == torch.arange(48)).all()
 
 
-def test_clusters_follow_the_hash():
+@backends
+def test_clusters_follow_the_hash(backend):
     """On a line, a cluster is an interval of queries and the same interval of keys."""
     q = torch.arange(40.0).view(1, 1, 40, 1)
-    (groups,) = cluster(q, q, Smyrf(1, 10, transform="none"), seed=SEED, scale=1.0)
+    (groups,) = make_groups(q, q, q, Smyrf(1, 10, transform="none"), backend, scale=1.0)
     assert torch.equal(groups.queries.sort(-1).values, groups.keys.sort(-1).values)
     assert (groups.queries.sort(-1).values.diff(dim=-1) == 1).all()
 
 
+@backends
 @given(n_valid=st.integers(0, 60), size=st.integers(1, 25))
-def test_only_valid_keys_are_in_clusters_and_all_of_them_are(n_valid, size):
+def test_only_valid_keys_are_in_clusters_and_all_of_them_are(backend, n_valid, size):
     mask = torch.zeros(1, 60, dtype=torch.bool)
     mask[0, torch.randperm(60)[:n_valid]] = True
-    for groups in clusters(50, 60, Smyrf(2, size), mask, batch=1, heads=1):
+    for groups in clusters(50, 60, Smyrf(2, size), mask, batch=1, heads=1, backend=backend):
         held = groups.keys[groups.keys >= 0]
         assert set(held.tolist()) == set(mask[0].nonzero().flatten().tolist())
         if n_valid:  # no query is left without a key where there is one

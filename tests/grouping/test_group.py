@@ -1,22 +1,35 @@
+"""`group`: from a call and a method to lists of groups."""
+
 import pytest
 import torch
 
+from problems import backends, make_groups, problem
 from smyrf import Dense, Smyrf, Tangent
-from smyrf.grouping.group import group
 
 
+@backends
 @pytest.mark.parametrize("method", [Dense(), Smyrf(8, 20), Tangent(1.0), Tangent(31)])
-def test_what_is_exact_is_one_list_of_all_pairs(method):
-    q, k = torch.randn(2, 3, 20, 5), torch.randn(2, 3, 31, 5)
-    (groups,) = group(q, k, k, method, seed=torch.tensor(0), scale=1.0)
+def test_what_is_exact_is_one_list_of_all_pairs(backend, method):
+    (groups,) = make_groups(*problem(20, 31, 5, 5), method, backend)
     assert groups.shape == (6, 1, 20, 31)
-    assert groups.extra is None
+    assert groups.far is None
 
 
-def test_masked_keys_are_in_no_list():
-    q, k = torch.randn(2, 2, 128, 5), torch.randn(2, 2, 96, 5)
-    mask = torch.rand(2, 96) > 0.5
-    for method in (Dense(), Smyrf(2, 16), Tangent(32)):
-        for groups in group(q, k, k, method, seed=torch.tensor(0), scale=1.0, key_mask=mask):
-            for row, keys in enumerate(groups.keys):
-                assert mask[row // 2][keys[keys >= 0]].all()
+@backends
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 16), Tangent(32)])
+def test_masked_keys_are_in_no_list(backend, is_causal, method):
+    q, k, v = problem(300, 290, 5, 5, heads=2, kv_heads=2)
+    mask = torch.rand(2, 290) > 0.5
+    for groups in make_groups(q, k, v, method, backend, key_mask=mask, is_causal=is_causal):
+        for row, keys in enumerate(groups.keys):
+            assert mask[row // 2][keys[keys >= 0]].all()
+
+
+@backends
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 16), Smyrf(2, 16, deduplicate=True), Tangent(32, levels=2)])
+def test_indices_are_int32(backend, is_causal, method):
+    for groups in make_groups(*problem(300, 290, 5, 5, 1, 1, 1), method, backend, is_causal=is_causal):
+        assert groups.queries.dtype == groups.keys.dtype == torch.int32
+        assert groups.far is None or groups.far.index.dtype == torch.int32
