@@ -116,7 +116,7 @@ def run(backend, dtype, problem):
     fars = [g.far and [x.to(dtype, copy=True).requires_grad_() for x in g.far[:3]] for g in problem.lists]
     index = problem.index if backend == "native" else torch.int64
     lists = [
-        Groups(g.queries.to(index), g.keys.to(index), g.causal, g.multiplicity, far and FarKeys(*far, g.far.index))
+        Groups(g.queries.to(index), g.keys.to(index), g.causal, g.multiplicity, far and FarKeys(*far, g.far.of_group))
         for g, far in zip(problem.lists, fars, strict=True)
     ]
     q, k, v = (

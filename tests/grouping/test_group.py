@@ -32,4 +32,4 @@ def test_masked_keys_are_in_no_list(backend, is_causal, method):
 def test_indices_are_int32(backend, is_causal, method):
     for groups in make_groups(*problem(300, 290, 5, 5, 1, 1, 1), method, backend, is_causal=is_causal):
         assert groups.queries.dtype == groups.keys.dtype == torch.int32
-        assert groups.far is None or groups.far.index.dtype == torch.int32
+        assert groups.far is None or groups.far.of_group.dtype == torch.int32

@@ -7,7 +7,7 @@ import torch
 import smyrf
 from benchmarks import crossover
 from smyrf import Smyrf, Tangent
-from smyrf.backends import best_backend
+from smyrf.backends import find_backend
 from smyrf.tools import subprocess_memory
 from smyrf.tools.bench import measurement, peak_memory, plot, roofline, run, table
 from smyrf.tools.bench.baselines import attention_function, eager_smyrf, needed_bytes
@@ -159,7 +159,7 @@ def test_a_result_file_can_be_repeated(measurements, tmp_path, monkeypatch):
 
 
 def test_a_row_names_the_backend_that_ran_it():
-    default = best_backend(torch.device("cpu"))
+    default = find_backend(None, torch.device("cpu")).name
     found = [
         Measurement(PROBLEM, "smyrf", Smyrf(4, 64), backend="reference"),
         Measurement(PROBLEM, "smyrf", Smyrf(4, 64)),

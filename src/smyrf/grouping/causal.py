@@ -97,8 +97,8 @@ def _part_groups(call: Call, method: Method, part: CausalPart, backend: Backend)
 
     def relabel_far(far: FarKeys) -> FarKeys:
         """One table for the far keys of all problems."""
-        first = torch.arange(n_problems, dtype=torch.int32, device=far.index.device) * far.bias.shape[1]  # (P,)
-        index = (far.index + first[:, None, None]).flatten(0, 1)  # (P·L, F)
+        first = torch.arange(n_problems, dtype=torch.int32, device=far.of_group.device) * far.bias.shape[1]  # (P,)
+        index = (far.of_group + first[:, None, None]).flatten(0, 1)  # (P·L, F)
         return FarKeys(by_row(far.keys), by_row(far.values), by_row(far.bias), index)
 
     return [

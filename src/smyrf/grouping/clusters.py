@@ -1,4 +1,4 @@
-"""Balanced clusters from sorted hashes (§3.3 of the paper, "Adaptive Clustering").
+"""Balanced clusters from sorted hashes (§3.4 of the paper, "Adaptive Clustering").
 
 Queries and keys are sorted independently by their hashes; cluster i is the i-th run of the queries and the i-th run of
 the keys. Where L divides both counts this is the paper's clustering. Otherwise, and where keys are masked, runs keep

@@ -24,19 +24,19 @@ class FarKeys(NamedTuple):
         keys: ``(B, T, D)``.
         values: ``(B, T, E)``.
         bias: ``(B, T)``, added to their scores; -inf for a far key that stands for nothing.
-        index: ``(L, F)`` int32, the far keys of each group, the same for all rows.
+        of_group: ``(L, F)`` int32, the far keys of each group, the same for all rows.
 
     Example:
         >>> import torch
         >>> far = FarKeys.per_group(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), torch.zeros(1, 2, 3))
-        >>> far.keys.shape, far.index.tolist()
+        >>> far.keys.shape, far.of_group.tolist()
         (torch.Size([1, 6, 4]), [[0, 1, 2], [3, 4, 5]])
     """
 
     keys: Tensor
     values: Tensor
     bias: Tensor
-    index: Tensor
+    of_group: Tensor
 
     @classmethod
     def per_group(cls, keys: Tensor, values: Tensor, bias: Tensor) -> FarKeys:
@@ -47,7 +47,7 @@ class FarKeys(NamedTuple):
 
     def of_groups(self) -> tuple[Tensor, Tensor, Tensor]:
         """Keys ``(B, L, F, D)``, values ``(B, L, F, E)`` and biases ``(B, L, F)`` of each group."""
-        return self.keys[:, self.index], self.values[:, self.index], self.bias[:, self.index]
+        return self.keys[:, self.of_group], self.values[:, self.of_group], self.bias[:, self.of_group]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Groups:
     @property
     def n_far(self) -> int:
         """F."""
-        return 0 if self.far is None else self.far.index.shape[1]
+        return 0 if self.far is None else self.far.of_group.shape[1]
 
     def key_numbers(self, n_keys: int) -> Tensor:
         """A number for each key slot, ``(B, L, S + F)``; far keys are numbered after the M keys, group by group."""
@@ -107,7 +107,7 @@ class Groups:
             keys=self.keys[which],
             causal=self.causal,
             multiplicity=None if self.multiplicity is None else self.multiplicity[which],
-            far=None if far is None else FarKeys(far.keys[which], far.values[which], far.bias[which], far.index),
+            far=None if far is None else FarKeys(far.keys[which], far.values[which], far.bias[which], far.of_group),
         )
 
 

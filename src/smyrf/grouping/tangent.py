@@ -35,7 +35,7 @@ def tangent_groups(call: Call, method: Tangent, layout: TangentLayout, backend: 
         >>> q, k, v = torch.randn(3, 1, 2, 512, 16).unbind()
         >>> call, method = Call(q, k, v, scale=0.25), Tangent(128)
         >>> (groups,) = tangent_groups(call, method, call.plan(method), find_backend("torch"))
-        >>> groups.shape, groups.far.index.shape
+        >>> groups.shape, groups.far.of_group.shape
         ((2, 32, 16, 76), torch.Size([32, 8]))
     """
     tree = backend.build_tree(call, layout.levels[-1].n_clusters, method.rank)

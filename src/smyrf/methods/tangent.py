@@ -34,8 +34,8 @@ class Tangent(Method):
         budget: key visits per query, as a share of the keys (a float in (0, 1]) or as a number (an int). A visit is
             D + E multiplications. Near keys and far keys count once per query; scoring a cluster's candidates and
             folding them count once per cluster, divided by its queries. The tree and what a backend computes twice to
-            save memory do not count. Few queries share the pass over the keys among few: N queries on M keys cost at
-            least 1.5 · M / N + 9 visits, whatever the budget.
+            save memory do not count. With few queries, few share the pass over the keys: N queries on M keys cost
+            about 1.5 · M / N + 9 visits at least, whatever the budget.
         levels: number of levels; None chooses by length and budget.
         cluster_size: queries per cluster of the last level, at most; None follows from the budget, like the next two.
         n_near: near keys of each of these clusters.

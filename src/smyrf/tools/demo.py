@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from smyrf.atomic_write import write_json
-from smyrf.methods import Method, Smyrf, Tangent
 from smyrf.call import Call
+from smyrf.methods import Method, Smyrf, Tangent
 from smyrf.tools.analysis.error import output_errors
 from smyrf.tools.bench.command import run_suite
 from smyrf.tools.bench.problems import make_suite

@@ -18,7 +18,7 @@ import torch
 
 import smyrf
 from smyrf.atomic_write import write_json
-from smyrf.backends import best_backend
+from smyrf.backends import find_backend
 from smyrf.tuning.machine import cpu
 
 
@@ -67,7 +67,7 @@ def environment() -> dict[str, Any]:
         "smyrf": smyrf.__version__,
         "rich": version("rich"),
         "commit": _commit(),
-        "backend": best_backend(torch.device("cpu")),
+        "backend": find_backend(None, torch.device("cpu")).name,
     }
 
 

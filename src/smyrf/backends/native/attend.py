@@ -118,7 +118,7 @@ def _params(
         far = None
         if one.far is not None:
             table = [x.to(q.dtype).contiguous() for x in one.far[:3]]
-            index = narrow(one.far.index, torch.int32, "far keys").contiguous()  # (L, F)
+            index = narrow(one.far.of_group, torch.int32, "far keys").contiguous()  # (L, F)
             alive += [*table, index]
             d_keys, d_values, d_bias = (0, 0, 0) if rest is None else (address(next(rest)) for _ in table)
             far = native.FarKeys(

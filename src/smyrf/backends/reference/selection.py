@@ -55,7 +55,7 @@ def _row(
     candidates = [torch.arange(len(order), device=q.device)]  # of each cluster of the level above: places in the order
     far_keys = []
     for level in levels:
-        clusters = leaves.unflatten(0, (level.n_clusters, -1)).flatten(1, 2)  # (L, queries, D)
+        clusters = leaves.reshape(level.n_clusters, -1, q.shape[-1])  # (L, queries, D)
         per_cluster = n_leaves // level.n_clusters
         has_room = 2 * -(-len(order) // n_leaves) * per_cluster <= level.n_near
         kept = []

@@ -135,7 +135,7 @@ class Walk:
         self._n_far, self._far = groups.n_far, groups.far
         if groups.far is not None:  # rows of the table of all rows' far keys
             first = torch.arange(n_rows, device=device)[:, None, None] * groups.far.bias.shape[1]
-            self._far_rows = (groups.far.index + first).flatten(0, 1)  # (R·L, F)
+            self._far_rows = (groups.far.of_group + first).flatten(0, 1)  # (R·L, F)
         self._numbers = self._streams = None
         if dropout_p > 0.0:
             self._numbers = groups.key_numbers(k.length).flatten(0, 1)  # (P·R·L, S + F)
@@ -247,6 +247,6 @@ def _bias(groups: Groups, some_empty: bool, dtype: torch.dtype) -> Tensor | None
     if groups.multiplicity is not None:
         bias = bias - groups.multiplicity.to(dtype).log_()  # (B, L, C, S)
     if groups.far is not None:
-        far = groups.far.bias.to(bias)[:, groups.far.index]  # (B, L, F)
+        far = groups.far.bias.to(bias)[:, groups.far.of_group]  # (B, L, F)
         bias = torch.cat([bias, far[:, :, None].expand(-1, -1, bias.shape[2], -1)], dim=-1)  # (B, L, 1 or C, S + F)
     return bias.flatten(0, 1)

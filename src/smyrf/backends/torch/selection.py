@@ -11,8 +11,9 @@ Shapes: B rows (batch × heads), R rows done together, N queries, M keys, D widt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -63,31 +64,14 @@ class LeafStats(NamedTuple):
     square: Tensor
 
 
-class FoldLevel(Protocol):
-    """One level for all clusters of some rows; writes `kept`, `far_keys`, `far_values` and `bias`."""
-
-    def __call__(
-        self,
-        places: Tensor | None,
-        level: Level,
-        centroids: Tensor,
-        spread: Tensor,
-        leaves_per_cluster: int,
-        kept: Tensor,
-        far_keys: Tensor,
-        far_values: Tensor,
-        bias: Tensor,
-    ) -> None:
-        """Select and fold.
-
-        Args:
-            places: ``(A, n)`` int32, candidates as places in the order of the tree; None for all keys.
-            centroids: ``(A, f, D)``.
-            spread: ``(A, f)``, σ of each cluster.
-            leaves_per_cluster: leaves of a cluster if its own keys come first, else 0.
-            kept: ``(R, L, S)`` int32, places of the near keys among the candidates, ascending.
-            far_keys, far_values, bias: ``(R, L, F, D)``, ``(R, L, F, E)`` and ``(R, L, F)``.
-        """
+# One level for all clusters of R rows: (places, level, centroids, spread, leaves per cluster, then the outputs kept,
+# far keys, far values and bias) → None, where
+#   places: (A, n) int32, candidates as places in the order of the tree; None for all keys
+#   centroids: (A, f, D); spread: (A, f), σ of each cluster
+#   leaves per cluster: if a cluster's own keys come first, else 0
+#   kept: (R, L, S) int32, places of the near keys among the candidates, ascending
+#   far keys, far values, bias: (R, L, F, D), (R, L, F, E) and (R, L, F)
+FoldLevel: TypeAlias = Callable[..., None]
 
 
 @torch.library.custom_op("smyrf::select_and_fold", mutates_args=())
@@ -116,10 +100,7 @@ def _select_and_fold(
             leaves, stats = statistics(q_rows, k_rows, v_rows, mask, queries[rows], order, scale, scratch)
             candidates = Candidates.all_keys(k_rows, v_rows, mask, order, scratch)
 
-            def fold_level(places: Tensor | None, *args: Any) -> None:
-                candidates.places = places  # noqa: B023
-                _fold_level(candidates, stats, leaf, *args, scratch)  # noqa: B023
-
+            fold_level = partial(_fold_level, candidates, stats, leaf, scratch)
             descend(levels, leaves, stats, order, mask, [x[rows] for x in results], fold_level)
     return results
 
@@ -242,6 +223,8 @@ def _fold_level(
     candidates: Candidates,
     stats: KeyStats,
     leaf_of_key: Tensor,
+    scratch: Workspace,
+    places: Tensor | None,
     level: Level,
     centroids: Tensor,
     spread: Tensor,
@@ -250,9 +233,9 @@ def _fold_level(
     far_keys: Tensor,
     far_values: Tensor,
     bias: Tensor,
-    scratch: Workspace,
 ) -> None:
     """`FoldLevel` with PyTorch's operators."""
+    candidates.places = places
     n_above, fan, width = centroids.shape
     outputs = kept, far_keys, far_values, bias
     parts = [x.new_empty((n_above, fan, *x.shape[2:])) for x in outputs]  # (A, f, …)
@@ -314,7 +297,7 @@ def _average(x: Tensor, level: Level) -> Tensor:
 
 def _by_cluster(x: Tensor, n_clusters: int) -> Tensor:
     """(R, n, …) → (R, L, n / L, …)."""
-    return x.unflatten(1, (n_clusters, -1))
+    return x.view(len(x), n_clusters, -1, *x.shape[2:])
 
 
 @torch.library.custom_op("smyrf::select_and_fold_backward", mutates_args=())

@@ -219,7 +219,7 @@ def _split(values: Tensor) -> Tensor:
     """Positions of the smaller half, then of the larger half, each ascending, along the last axis of ``(n, size)``."""
     half = values.shape[-1] // 2
     if values.device.type != "cpu":
-        return values.argsort(dim=-1, stable=True).unflatten(-1, (2, half)).sort(dim=-1).values.flatten(-2)
+        return values.argsort(dim=-1, stable=True).view(-1, 2, half).sort(dim=-1).values.view_as(values)
     numbers = values.numpy()
     median = np.partition(numbers, half - 1, axis=-1)[:, half - 1, None]  # (n, 1)
     if np.isnan(median).any():  # huge coordinates overflow

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from smyrf.methods import Method, PerHead, Smyrf
 from smyrf.call import Call
+from smyrf.methods import Method, PerHead, Smyrf
 from smyrf.tools.analysis.visited_keys import method_groups, query_clusters
 
 # Queries per cluster in the finer of the two default maps, as in the paper's figure.

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from smyrf.backends import attend, find_backend
 from smyrf.backends.reference.attend import slot_of
+from smyrf.call import Call
 from smyrf.grouping.group import group
 from smyrf.grouping.groups import Groups
 from smyrf.methods import Method, PerHead, check_method
-from smyrf.call import Call
 from smyrf.seeds import draw_seed
 from smyrf.tools.analysis.maps import MapBlock, check_head, head_vectors
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from smyrf.backends import best_backend
+from smyrf.backends import find_backend
 from smyrf.methods import Method
 from smyrf.tools.bench.baselines import BASELINES, EAGER, SDPA
 from smyrf.tools.bench.problems import Problem
@@ -108,7 +108,7 @@ def memory_ratio(measurements: list[Measurement], one: Measurement, to: str = SD
 
 def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
     """Rows of a result file. Each names the backend that ran it, None for a baseline."""
-    default = best_backend(torch.device("cpu"))
+    default = find_backend(None, torch.device("cpu")).name
     return [
         {
             **asdict(one.problem),

@@ -37,8 +37,8 @@ def tune(
     from smyrf.tools.encoders import load_encoder, model_title
     from smyrf.tools.progress import track
     from smyrf.tools.tables import plan_table, print_written
-    from smyrf.tuning.search import plan_layers
     from smyrf.tuning.machine import machine_summary
+    from smyrf.tuning.search import plan_layers
 
     threads = read_threads(threads)
     need_at_least(1, length=length, documents=documents)

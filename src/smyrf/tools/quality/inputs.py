@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from smyrf.attention import attention
-from smyrf.methods import Dense
 from smyrf.call import Call
+from smyrf.methods import Dense
 
 SUFFIXES = (".safetensors", ".npz")
 _NAME = re.compile(r"(q|k|v|scale)(?:\.(\d+))?")
@@ -86,7 +86,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is not a readable .safetensors file: {error}") from error
 
 
-def _layer(path: Path, number: int, part: dict[str, Tensor]) -> Captured:
+def _layer(path: Path, number: int, part: dict[str, Tensor]) -> Call:
     where = f"{path}, layer {number}"
     for name in ("q", "k", "v"):
         if name not in part:
