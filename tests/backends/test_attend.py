@@ -372,7 +372,7 @@ def far_of_width(value_width):
         ({"keys": torch.zeros(4, 1, 4, dtype=torch.int64)}, "groups has queries"),
         ({"multiplicity": torch.ones(4, 2, 4, 3, dtype=torch.int16)}, "groups has multiplicity"),
         ({"far": far_of_width(6)}, "far keys of shapes"),
-        ({"far": far_of_width(5)._replace(index=torch.zeros(3, 1, dtype=torch.int32))}, "far keys of shapes"),
+        ({"far": far_of_width(5)._replace(of_group=torch.zeros(3, 1, dtype=torch.int32))}, "far keys of shapes"),
         ({"far": far_of_width(5), "causal": True}, "a causal list with far keys"),
         ({"keys": torch.full((4, 2, 4), 2**31)}, "index 2147483648 of keys, which is out of range"),
     ],

@@ -395,7 +395,9 @@ def test_outputs_over_the_same_groups_are_the_references(backend, call, method, 
         def function(q, k, v, *fars):
             rest = iter(fars)
             lists = [
-                one if one.far is None else replace(one, far=FarKeys(next(rest), next(rest), next(rest), one.far.index))
+                one
+                if one.far is None
+                else replace(one, far=FarKeys(next(rest), next(rest), next(rest), one.far.of_group))
                 for one in groups
             ]
             prepared = run.prepare(replace(call, q=q, k=k, v=v))  # noqa: B023

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import smyrf
-from smyrf.backends import BACKENDS, attend, backends
+from problems import attend
+from smyrf.backends import BACKENDS, backends
 from smyrf.grouping.group import group
 
 if "native" not in BACKENDS:  # where the package was installed without a compiler

@@ -123,8 +123,9 @@ def _with_int32(groups: Groups) -> Groups:
     if groups.queries.dtype == groups.keys.dtype == torch.int32:
         return groups
     for name, index in (("queries", groups.queries), ("keys", groups.keys)):
-        if index.numel() and int(index.max()) >= 2**31:
-            raise ValueError(f"groups has the index {int(index.max())} of {name}, which is out of range")
+        for value in (int(index.min()), int(index.max())) if index.numel() else ():
+            if not -(2**31) <= value < 2**31:
+                raise IndexError(f"groups: {value} of {name} is out of range for torch.int32")
     return replace(groups, queries=groups.queries.int(), keys=groups.keys.int())
 
 
