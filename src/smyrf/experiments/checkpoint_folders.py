@@ -23,10 +23,5 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
 
 def checkpoint_step(checkpoint: Path) -> int:
-    """The step after which a checkpoint was written.
-
-    Example:
-        >>> checkpoint_step(Path("runs/checkpoint-20"))
-        20
-    """
+    """The step after which a checkpoint was written."""
     return int(checkpoint.name.removeprefix(_PREFIX))

@@ -88,7 +88,7 @@ def _load(
 
 
 def _check_supported(kind: type[nn.Module], state: dict[str, Tensor], path: Path) -> None:
-    """Raises if the keys show a setting of the original code that is not supported."""
+    """Raise if the keys show a setting of the original code that is not supported."""
     letter = kind.__name__[0]
     for key, what in _SHOWN.items():
         if key in state:

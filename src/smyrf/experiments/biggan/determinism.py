@@ -43,7 +43,7 @@ class ImageOrder:
         for place in range(start, start + n):
             epoch, inside = divmod(place, self.n)
             if epoch != self._epoch:
-                chance = torch.Generator().manual_seed(step_seed(self.seed, epoch))
-                self._epoch, self._permutation = epoch, torch.randperm(self.n, generator=chance)
+                generator = torch.Generator().manual_seed(step_seed(self.seed, epoch))
+                self._epoch, self._permutation = epoch, torch.randperm(self.n, generator=generator)
             found.append(int(self._permutation[inside]))
         return found

@@ -27,9 +27,9 @@ def draw_latents(n_images: int, n_latent: int, *, truncation: float | None = Non
     """
     if truncation is not None and not (math.isfinite(truncation) and truncation > 0.0):
         raise ValueError(f"{truncation=} must be positive")
-    chance = torch.Generator().manual_seed(seed)
+    source = torch.Generator().manual_seed(seed)
     # The inverse of the normal distribution function needs no rejection.
-    uniform = torch.rand(n_images, n_latent, generator=chance, dtype=torch.float64)
+    uniform = torch.rand(n_images, n_latent, generator=source, dtype=torch.float64)
     bound = 1.0 if truncation is None else math.erf(truncation / math.sqrt(2.0))
     tiny = 2.0**-53
     return (math.sqrt(2.0) * torch.erfinv((bound * (2.0 * uniform - 1.0)).clamp(tiny - 1.0, 1.0 - tiny))).float()

@@ -106,43 +106,32 @@ def score(
     shares = [memory_share(generator, method) for method in methods]
     z, classes = draw_inputs(generator, n_images, truncation=truncation, seed=seed)
     network.check(generator.config.n_colours, generator.config.resolution)
-    return _scores(generator, methods, shares, network, z, classes, real, seed, batch, track)
 
+    is_papers = generator.config.attention == (64,) and generator.config.n_classes > 1
+    n_parts = min(10, n_images // N_LEAST)
 
-def _scores(
-    generator: Generator,
-    methods: Sequence[Method],
-    shares: Sequence[float],
-    network: FeatureNetwork,
-    z: Tensor,
-    classes: Tensor | None,
-    real: Moments | None,
-    seed: int,
-    batch: int,
-    track: Callable[[Any, str], Any],
-) -> Iterator[Score]:
-    dense: Moments | None = None
-    n_images, is_papers = len(z), generator.config.attention == (64,) and generator.config.n_classes > 1
-    with restored_methods(generator):
-        for method, share in zip(methods, shares, strict=True):
+    def images(method: Method) -> Iterator[Tensor]:
+        for number, start in enumerate(track(range(0, n_images, batch), str(method))):
+            # New hashes for each batch, so that a score does not depend on a single draw.
+            set_method(generator, method, seed + number)
+            part = slice(start, start + batch)
+            yield generate(generator, z[part], None if classes is None else classes[part], batch)
 
-            def batches(method: Method = method) -> Iterator[Tensor]:
-                for number, start in enumerate(track(range(0, n_images, batch), str(method))):
-                    # New hashes for each batch, so that a score does not depend on a single draw.
-                    set_method(generator, method, seed + number)
-                    part = slice(start, start + batch)
-                    yield generate(generator, z[part], None if classes is None else classes[part], batch)
+    def scores() -> Iterator[Score]:
+        dense: Moments | None = None
+        with restored_methods(generator):
+            for method, share in zip(methods, shares, strict=True):
+                features, probabilities = look(network, images(method))
+                own = moments(features)
+                dense = own if method.is_dense else dense
+                yield Score(
+                    method,
+                    share,
+                    n_images,
+                    None if real is None else frechet_distance(own, real),
+                    None if dense is None else frechet_distance(own, dense),
+                    None if probabilities is None or not n_parts else inception_score(probabilities, n_parts),
+                    PAPER.get(method) if is_papers else None,
+                )
 
-            seen = look(network, batches())
-            own = moments(seen.features)
-            dense = own if method.is_dense else dense
-            n_parts = min(10, n_images // N_LEAST)
-            yield Score(
-                method,
-                share,
-                n_images,
-                None if real is None else frechet_distance(own, real),
-                None if dense is None else frechet_distance(own, dense),
-                inception_score(seen.probabilities, n_parts) if seen.probabilities is not None and n_parts else None,
-                PAPER.get(method) if is_papers else None,
-            )
+    return scores()

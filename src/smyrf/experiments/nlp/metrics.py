@@ -3,48 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy
 
 
-def _accuracy(labels: Any, predictions: Any) -> float:
-    from sklearn.metrics import accuracy_score
+def _metrics() -> dict[str, Callable[[Any, Any], float]]:
+    """Functions of labels and predictions, by name."""
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-    return accuracy_score(labels, predictions)
-
-
-def _f1(labels: Any, predictions: Any) -> float:
-    from sklearn.metrics import f1_score
-
-    return f1_score(labels, predictions, zero_division=0.0)
-
-
-def _matthews(labels: Any, predictions: Any) -> float:
-    from sklearn.metrics import matthews_corrcoef
-
-    return matthews_corrcoef(labels, predictions)
-
-
-def _pearson(labels: Any, predictions: Any) -> float:
-    from scipy.stats import pearsonr
-
-    return pearsonr(labels, predictions).statistic
-
-
-def _spearman(labels: Any, predictions: Any) -> float:
-    from scipy.stats import spearmanr
-
-    return spearmanr(labels, predictions).statistic
-
-
-METRICS: dict[str, Callable[[Any, Any], float]] = {
-    "accuracy": _accuracy,
-    "f1": _f1,
-    "matthews": _matthews,
-    "pearson": _pearson,
-    "spearman": _spearman,
-}
+    return {
+        "accuracy": accuracy_score,
+        "f1": partial(f1_score, zero_division=0.0),
+        "matthews": matthews_corrcoef,
+        "pearson": lambda labels, predictions: pearsonr(labels, predictions).statistic,
+        "spearman": lambda labels, predictions: spearmanr(labels, predictions).statistic,
+    }
 
 
 def compute_metrics(names: Sequence[str], labels: Any, logits: Any) -> dict[str, float]:
@@ -54,7 +30,7 @@ def compute_metrics(names: Sequence[str], labels: Any, logits: Any) -> dict[str,
     outputs that are not finite counts as wrong; scores with such a row have correlation 0.
 
     Args:
-        names: keys of `METRICS`.
+        names: accuracy, f1, matthews, pearson or spearman.
         labels: ``(n,)``, classes or scores.
         logits: ``(n, classes)``, or ``(n, 1)`` for scores.
 
@@ -71,10 +47,10 @@ def compute_metrics(names: Sequence[str], labels: Any, logits: Any) -> dict[str,
     else:
         wrong = (labels + 1) % logits.shape[1]
         predictions = numpy.where(finite, numpy.where(finite[:, None], logits, 0.0).argmax(axis=1), wrong)
-    found = {}
+    found, metrics = {}, _metrics()
     for name in names:
         if name in ("pearson", "spearman") and (numpy.ptp(labels) == 0 or numpy.ptp(predictions) == 0):
             found[name] = 0.0
         else:
-            found[name] = float(METRICS[name](labels, predictions))
+            found[name] = float(metrics[name](labels, predictions))
     return found

@@ -25,7 +25,7 @@ class Task:
         title: name in the paper's tables, and folder of the official files: ``SST-2``.
         texts: columns that the model reads, one or two.
         labels: class names by index; () for regression.
-        metrics: names in `smyrf.experiments.nlp.metrics.METRICS`; tables show the first.
+        metrics: names for `smyrf.experiments.nlp.metrics.compute_metrics`; tables show the first.
         hub: location on the hub.
         splits: evaluation splits by the hub's names, in the order of the paper's tables.
         holds_out: whether some training rows are held out if the evaluation split is missing.
