@@ -2,6 +2,7 @@
 reference's.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -279,13 +280,38 @@ def test_orders_by_bucket_are_the_references(backend, call, name, n_clusters):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def leaves_of(tree, call):
+    """The queries of each leaf and the keys of each leaf, per row, sorted; a masked key counts as its stand-in.
+
+    Vectors that are equal may change places: a copy of a query or key with the original, a masked key with the valid
+    one in whose place it stands.
+    """
+    heads, n_keys = call.q.shape[1], call.n_keys
+    keys = []
+    for row, (order, leaf) in enumerate(zip(tree.keys, tree.leaf_of_key, strict=True)):
+        stand_in = torch.arange(n_keys)
+        if call.key_mask is not None:
+            valid = call.key_mask[row // heads].nonzero()[:, 0]
+            cycled = valid[stand_in % len(valid)] if len(valid) else torch.zeros_like(stand_in)
+            stand_in = torch.where(call.key_mask[row // heads], stand_in, cycled)
+        keys.append(Counter(zip(leaf.tolist(), stand_in[order.long()].tolist(), strict=True)))
+    return tree.queries.sort(-1).values, keys
+
+
 @fast
 @given(depth=st.integers(0, 4), rank=st.integers(1, 12), data=st.data())
 def test_trees_are_the_references(backend, depth, rank, data):
     """With a few queries in each leaf: a leaf of copies of one query has no direction, and any split is right."""
     call = data.draw(calls(n=st.integers(4 * 2**depth, 4 * 2**depth + 70)))
     expected, found = (run.build_tree(prepared, 2**depth, rank) for run, prepared in both(call, backend))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert int(found.is_copy.sum()) == int(expected.is_copy.sum())
+    (queries, keys), (queries_found, keys_found) = leaves_of(expected, call), leaves_of(found, call)
+    assert torch.equal(queries_found, queries)
+    n_copies = -call.n_keys % 2**depth  # copies of keys are dropped, wherever they are
+    assert all((a - b).total() <= n_copies for a, b in zip(keys_found, keys, strict=True))
+    if call.key_mask is None and n_copies == 0:  # no two keys are equal
+        assert torch.equal(found.keys, expected.keys)
+        assert torch.equal(found.leaf_of_key, expected.leaf_of_key)
 
 
 @fast
@@ -323,12 +349,12 @@ def selection_and_gradients(run, prepared, tree, levels):
     near, *far = run.select_and_fold(replace(prepared, k=k, v=v), tree, levels)
     parts = [x.masked_fill(x == -torch.inf, 0.0) for x in far]
     weights = [torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x) for x in parts]
-    loss = sum((x * w).sum() for x, w in zip(parts, weights, strict=True))
+    loss = sum((x * w).sum() for x, w in zip(parts, weights, strict=True)) + 0.0 * (k.sum() + v.sum())
     return near, [x.detach() for x in far], torch.autograd.grad(loss, (k, v))
 
 
 @fast
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(depth=st.integers(0, 3), data=st.data())
 def test_near_and_far_keys_are_the_references(backend, depth, data):
     call = data.draw(calls(n=st.integers(4 * 2**depth, 4 * 2**depth + 40), m=st.integers(8, 90)))
