@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from problems import TANGENTS, fast, problem
-from smyrf import Dense, Smyrf, attention
+from problems import TANGENTS, default_too, fast, problem
+from smyrf import Dense, Smyrf, Tangent, attention
 
 
 @fast
@@ -35,6 +35,19 @@ def test_a_seed_does_not_touch_pytorchs_generator(backend):
     before = torch.get_rng_state()
     attention(q, k, v, method=Smyrf(2, 16), dropout_p=0.1, generator=3, backend=backend)
     attention(q, k, v, method=Dense(), dropout_p=0.1, generator=3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@default_too
+@pytest.mark.parametrize("method", [Smyrf(2, 400), Smyrf(8, 400, deduplicate=True), Tangent(1.0), Dense()])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_exact_call_leaves_pytorchs_generator_alone(backend, method, is_causal, masked):
+    """One cluster has nothing to draw, whichever path serves it."""
+    q, k, v = problem(300, 300)
+    mask = torch.arange(300).expand(2, -1) < 200 if masked else None
+    before = torch.get_rng_state()
+    attention(q, k, v, method=method, key_mask=mask, is_causal=is_causal, backend=backend)
     assert torch.equal(before, torch.get_rng_state())
 
 

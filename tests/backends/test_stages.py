@@ -2,6 +2,7 @@
 reference's.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -279,13 +280,38 @@ def test_orders_by_bucket_are_the_references(backend, call, name, n_clusters):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def leaves_of(tree, call):
+    """The queries of each leaf and the keys of each leaf, per row, sorted; a masked key counts as its stand-in.
+
+    Vectors that are equal may change places: a copy of a query or key with the original, a masked key with the valid
+    one in whose place it stands.
+    """
+    heads, n_keys = call.q.shape[1], call.n_keys
+    keys = []
+    for row, (order, leaf) in enumerate(zip(tree.keys, tree.leaf_of_key, strict=True)):
+        stand_in = torch.arange(n_keys)
+        if call.key_mask is not None:
+            valid = call.key_mask[row // heads].nonzero()[:, 0]
+            cycled = valid[stand_in % len(valid)] if len(valid) else torch.zeros_like(stand_in)
+            stand_in = torch.where(call.key_mask[row // heads], stand_in, cycled)
+        keys.append(Counter(zip(leaf.tolist(), stand_in[order.long()].tolist(), strict=True)))
+    return tree.queries.sort(-1).values, keys
+
+
 @fast
 @given(depth=st.integers(0, 4), rank=st.integers(1, 12), data=st.data())
 def test_trees_are_the_references(backend, depth, rank, data):
     """With a few queries in each leaf: a leaf of copies of one query has no direction, and any split is right."""
     call = data.draw(calls(n=st.integers(4 * 2**depth, 4 * 2**depth + 70)))
     expected, found = (run.build_tree(prepared, 2**depth, rank) for run, prepared in both(call, backend))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert int(found.is_copy.sum()) == int(expected.is_copy.sum())
+    (queries, keys), (queries_found, keys_found) = leaves_of(expected, call), leaves_of(found, call)
+    assert torch.equal(queries_found, queries)
+    n_copies = -call.n_keys % 2**depth  # copies of keys are dropped, wherever they are
+    assert all((a - b).total() <= n_copies for a, b in zip(keys_found, keys, strict=True))
+    if call.key_mask is None and n_copies == 0:  # no two keys are equal
+        assert torch.equal(found.keys, expected.keys)
+        assert torch.equal(found.leaf_of_key, expected.leaf_of_key)
 
 
 @fast
@@ -306,9 +332,7 @@ def test_trees_of_equal_vectors_are_trees(backend, call, depth, rank):
 def levels_of(draw, n_keys, depth):
     """Sizes of one to three levels, from coarse to fine, that need not come from a budget."""
     n_levels = draw(st.integers(1, min(3, depth + 1)))
-    depths = sorted(
-        draw(st.lists(st.integers(0, depth - 1), min_size=n_levels - 1, max_size=n_levels - 1, unique=True))
-    )
+    depths = sorted(draw(st.permutations(list(range(depth))))[: n_levels - 1]) if depth else []
     found, n = [], n_keys
     for one in (*depths, depth):
         kept = draw(st.integers(1, n))
@@ -323,12 +347,12 @@ def selection_and_gradients(run, prepared, tree, levels):
     near, *far = run.select_and_fold(replace(prepared, k=k, v=v), tree, levels)
     parts = [x.masked_fill(x == -torch.inf, 0.0) for x in far]
     weights = [torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view_as(x) for x in parts]
-    loss = sum((x * w).sum() for x, w in zip(parts, weights, strict=True))
+    loss = sum((x * w).sum() for x, w in zip(parts, weights, strict=True)) + 0.0 * (k.sum() + v.sum())
     return near, [x.detach() for x in far], torch.autograd.grad(loss, (k, v))
 
 
 @fast
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(depth=st.integers(0, 3), data=st.data())
 def test_near_and_far_keys_are_the_references(backend, depth, data):
     call = data.draw(calls(n=st.integers(4 * 2**depth, 4 * 2**depth + 40), m=st.integers(8, 90)))
@@ -340,6 +364,7 @@ def test_near_and_far_keys_are_the_references(backend, depth, data):
     tree = find_backend("reference").build_tree(find_backend("reference").prepare(call), 2**depth, 8)
     results = [selection_and_gradients(run, prepared, tree, levels) for run, prepared in both(call, backend)]
     (near, far, gradients), (near_found, far_found, gradients_found) = results
+    near, near_found = (x.gather(-1, (x < 0).int().argsort(dim=-1, stable=True)) for x in (near, near_found))  # -1 last
     assert torch.equal(near_found, near)
     assert_close(far_found, far, atol=1e-10, rtol=1e-10)
     per_key_head = len(gradients[0][0]) // len(gradients_found[0][0])

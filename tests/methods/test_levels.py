@@ -1,5 +1,9 @@
+"""From a budget to the sizes of Tangent attention."""
+
+import math
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smyrf import Tangent
@@ -23,6 +27,20 @@ def test_sizes_fit_together_and_into_the_budget(n, m, budget, n_levels):
         candidates, clusters = level.n_near, level.n_clusters
     assert visits(levels) < m
     assert visits(levels) <= budget or levels[-1].n_near == MIN_NEAR
+
+
+lengths = st.integers(1, 3000)
+
+
+@settings(max_examples=2000)
+@given(
+    n=st.integers(1, 3000), m=st.integers(1, 3000), budget=st.integers(1, 3000), levels=st.sampled_from([None, 1, 2, 3])
+)
+def test_key_visits_are_within_the_budget_or_the_least_that_one_pass_costs(n, m, budget, levels):
+    """The least is one cluster of all queries with `MIN_NEAR` near keys and one far key: 1.5 · M / N + MIN_NEAR + 1."""
+    budget = min(budget, m)
+    least = min(math.ceil(1.5 * m / n + MIN_NEAR + 1), m)  # dense attention costs M
+    assert Tangent(budget, levels=levels).key_visits(m, n_queries=n) <= max(budget, least)
 
 
 @pytest.mark.parametrize("n_levels", [1, 2, 3])
