@@ -39,15 +39,7 @@ BACKENDS = dict.fromkeys(SHARED, SHARED) | {
     "__init__": EVERY | {"registry"},
 }
 # Imports that point back: the importing module, the imported module or name.
-KNOWN = {
-    ("smyrf.tools.cli.inspect", "smyrf.experiments.biggan.calls.draw_calls"),
-    ("smyrf.tools.cli.inspect", "smyrf.experiments.biggan.checkpoints.load_generator"),
-    ("smyrf.tools.cli.inspect", "smyrf.experiments.biggan.clusters.cluster_maps"),
-    ("smyrf.tools.cli.inspect", "smyrf.experiments.biggan.latents.draw_classes"),
-    ("smyrf.tools.cli.inspect", "smyrf.experiments.biggan.latents.draw_latents"),
-    ("smyrf.tools.cli.inspect", "smyrf.experiments.biggan.networks.Generator"),
-    ("smyrf.tools.cli.validation", "smyrf.experiments.biggan.checkpoints.CheckpointError"),
-}
+KNOWN: set[tuple[str, str]] = set()
 
 
 def rank(part):

@@ -104,7 +104,7 @@ def prefer_own(scores: Tensor, own: Tensor) -> None:
 
 
 def choose(scores: Tensor, n_near: int) -> Tensor:
-    """Positions of the `n_near` largest scores, ascending: ``(A, f, S)`` int64.
+    """Positions of the `n_near` largest scores, ascending: ``(A, f, S)`` int64. Of equal scores the first are chosen.
 
     Example:
         >>> import torch
@@ -115,6 +115,15 @@ def choose(scores: Tensor, n_near: int) -> Tensor:
     if n_near >= n:
         return torch.arange(n, device=scores.device).expand(scores.shape)
     if scores.device.type != "cpu":
-        return scores.topk(n_near, dim=-1).indices.sort(dim=-1).values
-    best = np.argpartition(scores.numpy(), n - n_near, axis=-1)[..., n - n_near :]  # ten times as fast as topk
-    return torch.from_numpy(np.sort(best, axis=-1))
+        return scores.argsort(dim=-1, descending=True, stable=True)[..., :n_near].sort(dim=-1).values
+    numbers = scores.numpy()
+    if np.isnan(numbers.max(initial=-np.inf)):
+        numbers = np.nan_to_num(numbers, nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    last = np.partition(numbers, n - n_near, axis=-1)[..., n - n_near, None]  # ten times as fast as topk
+    best = numbers >= last
+    ties = best.sum(-1) > n_near  # there the first of those that are equal to the last are chosen
+    if ties.any():
+        equal = numbers[ties] == last[ties]
+        n_more = best[ties].sum(-1, keepdims=True) - equal.sum(-1, keepdims=True)
+        best[ties] &= ~equal | (equal.cumsum(-1) <= n_near - n_more)
+    return torch.from_numpy(np.nonzero(best)[-1].reshape(*scores.shape[:-1], n_near))
