@@ -31,7 +31,7 @@ from smyrf.tools.bench.problems import Problem
 from smyrf.tools.plotting import LOOKS, save_figure
 from smyrf.tools.results import write_results
 from smyrf.tools.tables import duration
-from smyrf.tools.timer import best_times
+from smyrf.tuning.timer import best_times
 
 METHODS: dict[str, Smyrf | Tangent | None] = {"Smyrf(4, 64)": Smyrf(4, 64), "Tangent(256)": Tangent(256), SDPA: None}
 LENGTHS = [4096, 8192, 16384, 32768, 65536]

@@ -29,7 +29,7 @@ from smyrf.tools.bench.problems import DTYPES, Problem
 from smyrf.tools.bench.roofline import flops
 from smyrf.tools.results import write_results
 from smyrf.tools.tables import duration
-from smyrf.tuning.timing import best_seconds
+from smyrf.tuning.timer import best_times
 
 LENGTHS = tuple(2**i for i in range(4, 15))
 WIDTHS = (8, 32, 64, 128, 256)
@@ -158,9 +158,9 @@ def measure(case: Case) -> dict[str, Any]:
     calls = {backend: call(case, backend) for backend in ("native", "torch")}
     for one in calls.values():
         one()
-    best = best_seconds(calls, SECONDS)
+    best = dict(best_times(calls, SECONDS / len(calls)))
     if best["native"] > CLOSE * best["torch"]:
-        again = best_seconds(calls, LONGER)
+        again = dict(best_times(calls, LONGER / len(calls)))
         best = {name: min(best[name], again[name]) for name in best}
     return {
         **asdict(case),

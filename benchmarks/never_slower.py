@@ -22,7 +22,7 @@ from rich.table import Table
 import smyrf
 from smyrf.tools.encoders import load_encoder, minilm_path
 from smyrf.tools.results import write_results
-from smyrf.tuning.timing import best_seconds
+from smyrf.tuning.timer import best_times
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 
@@ -68,7 +68,9 @@ def measure(max_error: float, seconds: float, console: Console) -> Iterator[dict
             models = {"dense": dense} | {which: copy.deepcopy(dense) for which in plans}
             reports = {which: smyrf.replace_attention(models[which], plan) for which, plan in plans.items()}
             with torch.no_grad():
-                times = best_seconds({which: partial(model, **arguments) for which, model in models.items()}, seconds)
+                times = dict(
+                    best_times({which: partial(model, **arguments) for which, model in models.items()}, seconds / 2)
+                )
             for which, report in reports.items():
                 yield {
                     "model": name,

@@ -61,16 +61,6 @@ def check_between(record: object, names: tuple[str, ...], most: float, *, zero: 
             raise ValueError(f"{name}={value!r} must be positive, and at most {most:g}")
 
 
-def check_run_seed(seed: object) -> None:
-    """Raise unless the seed is an int that every random generator accepts (NumPy's take 32 bits).
-
-    Example:
-        >>> check_run_seed(0)
-    """
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed!r} must be an int in [0, 2**32)")
-
-
 def first_line(error: BaseException) -> str:
     """First line of an error message, or the error's class if the message is empty.
 

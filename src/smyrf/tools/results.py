@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shlex
-import subprocess
 import sys
 from datetime import datetime, timezone
-from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
-
-import smyrf
 from smyrf.atomic_write import write_json
-from smyrf.backends import find_backend
-from smyrf.tuning.machine import cpu
+from smyrf.tuning.machine import cpu, machine
 
 
 def write_results(
@@ -40,7 +30,7 @@ def write_results(
         "command": command_line(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "threads": threads,
-        "machine": environment(),
+        "machine": machine(),
         "config": config,
         "results": rows,
         **(also or {}),
@@ -55,39 +45,6 @@ def command_line() -> str:
     return shlex.join([*(["python", program] if is_script else ["smyrf"]), *arguments])
 
 
-def environment() -> dict[str, Any]:
-    """Processor, system, versions, commit, and the default backend."""
-    return {
-        "cpu": cpu(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "smyrf": smyrf.__version__,
-        "rich": version("rich"),
-        "commit": _commit(),
-        "backend": find_backend(None, torch.device("cpu")).name,
-    }
-
-
 def machine_line(threads: int) -> str:
     """Processor and threads, for titles."""
     return f"{cpu()}, {threads} thread{'s' * (threads > 1)}"
-
-
-@lru_cache
-def _commit() -> str | None:
-    """Commit of the running source tree, with "+" if it has changes; None for an installed package.
-
-    Cached: a tree that changes later is not the one that was loaded.
-    """
-    here = Path(__file__).parent
-    try:
-        sha = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        dirty = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "."], cwd=here, check=False).returncode
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return sha + ("+" if dirty else "")

@@ -18,11 +18,11 @@ from smyrf.backends import find_backend
 
 
 def machine() -> dict[str, Any]:
-    """Processor, system, versions and commit, for the record of a measurement.
+    """Processor, system, versions, commit and default backend, for the record of a measurement.
 
     Example:
         >>> sorted(machine())
-        ['commit', 'cores', 'cpu', 'numpy', 'python', 'rich', 'smyrf', 'system', 'torch']
+        ['backend', 'commit', 'cores', 'cpu', 'numpy', 'python', 'rich', 'smyrf', 'system', 'torch']
     """
     return {
         "cpu": cpu(),
@@ -34,6 +34,7 @@ def machine() -> dict[str, Any]:
         "smyrf": __version__,
         "rich": _rich(),
         "commit": commit(),
+        "backend": find_backend(None, torch.device("cpu")).name,
     }
 
 

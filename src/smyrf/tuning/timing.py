@@ -7,8 +7,6 @@ written is skipped.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +18,7 @@ from smyrf.call import Call
 from smyrf.methods import Dense, Method
 from smyrf.models.calls import serve
 from smyrf.tuning.machine import cache_folder, machine_summary
+from smyrf.tuning.timer import best_times
 
 # Duration of one comparison.
 TIMING_SECONDS = 0.3
@@ -66,38 +65,13 @@ def timing(call: Call, method: Method, backend: str | None = None) -> Timing:
     return _remembered[key]
 
 
-def best_seconds(calls: Mapping[str, Callable[[], object]], budget: float = TIMING_SECONDS) -> dict[str, float]:
-    """Best time of each call, all in turns, so that a slow moment of the machine affects all of them.
-
-    Args:
-        budget: seconds for all calls together; at least two rounds are run unless the calls are slow.
-
-    Example:
-        >>> best_seconds({"sum": lambda: sum(range(1000))}, budget=0.01)["sum"] > 0
-        True
-    """
-    best = dict.fromkeys(calls, float("inf"))
-    start, rounds, spent = time.perf_counter(), 0, 0.0
-    while spent < budget or (rounds < 2 and spent < 4 * budget):
-        for name, call in calls.items():
-            for _ in range(2):  # the first run finds memory and caches as the other calls have left them
-                before = time.perf_counter()
-                call()
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                best[name] = min(best[name], time.perf_counter() - before)
-        rounds, spent = rounds + 1, time.perf_counter() - start
-    return best
-
-
 def _measure(call: Call, method: Method, backend: str | None) -> Timing:
     with torch.no_grad():
-        best = best_seconds(
-            {
-                "dense": lambda: serve(call, Dense(), generator=0),
-                "method": lambda: serve(call, method, generator=0, backend=backend),
-            }
-        )
+        calls = {
+            "dense": lambda: serve(call, Dense(), generator=0),
+            "method": lambda: serve(call, method, generator=0, backend=backend),
+        }
+        best = dict(best_times(calls, TIMING_SECONDS / 2))
     return Timing(best["dense"], best["method"])
 
 

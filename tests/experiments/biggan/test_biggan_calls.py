@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 from smyrf import Dense, Smyrf, attention
 from smyrf.__main__ import app
 from smyrf.experiments.biggan.blocks import BatchNorm
-from smyrf.experiments.biggan.calls import draw_calls, generator_calls
+from smyrf.experiments.biggan.calls import generator_calls
 from smyrf.experiments.biggan.checkpoints import save_network
 from smyrf.experiments.biggan.config import Config
+from smyrf.experiments.biggan.inspect_input import draw_calls
 from smyrf.experiments.biggan.latents import draw_classes, draw_latents, generate
 from smyrf.experiments.biggan.networks import Discriminator, Generator, attention_blocks, set_method
 

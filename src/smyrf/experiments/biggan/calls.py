@@ -6,19 +6,16 @@ Shapes: B images, R × R pixels; N queries and M = N / 4 pooled keys of an atten
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from smyrf.call import Call
 from smyrf.experiments.biggan.blocks import AttentionBlock
-from smyrf.experiments.biggan.latents import draw_inputs, generate
+from smyrf.experiments.biggan.latents import generate
 from smyrf.experiments.biggan.networks import Generator, restored_methods, set_method
 from smyrf.methods import Dense
-
-if TYPE_CHECKING:
-    from smyrf.tools.inspect.command import Loaded
 
 
 @torch.no_grad()
@@ -64,39 +61,3 @@ def generator_calls(generator: Generator, z: Tensor, classes: Tensor | None) -> 
         q, k, v = (torch.cat(some) for some in zip(*batches, strict=True))  # (B, 1, N, D), (B, 1, M, D), (B, 1, M, E)
         calls.append(Call(q, k, v, 1.0, name=name))
     return images, calls
-
-
-def draw_calls(
-    generator: Generator,
-    name: str,
-    n_images: int,
-    *,
-    classes: list[int] | None = None,
-    truncation: float | None = None,
-    seed: int = 0,
-) -> Loaded:
-    """Capture the attention calls of a generator on random latents, as input of `smyrf inspect`.
-
-    Args:
-        name: file of the weights.
-        classes: used in turn; random by default.
-        truncation: bound of the latents.
-        seed: seed of latents and classes.
-
-    Raises:
-        ValueError: the generator has no attention block, or no such class.
-    """
-    from smyrf.tools.compare.inputs import Inputs
-    from smyrf.tools.inspect.command import Loaded
-
-    z, numbers = draw_inputs(generator, n_images, classes=classes, truncation=truncation, seed=seed)
-    _, calls = generator_calls(generator, z, numbers)
-    batch = {"z": z} if numbers is None else {"z": z, "classes": numbers}
-    sizes = " and ".join(f"{size}×{size}" for size in sorted(generator.config.attention))
-    says = f"{n_images} generated image{'s' * (n_images > 1)}, attention at {sizes} pixels"
-    about = {
-        "generator": generator.config.to_dict(),
-        "classes": None if numbers is None else numbers.tolist(),
-        "truncation": truncation,
-    }
-    return Loaded(name, "images", Inputs((batch,), n_images, says), calls, about)

@@ -65,7 +65,8 @@ def sample(
     from smyrf.experiments.biggan.checkpoints import CheckpointError, load_generator
     from smyrf.experiments.biggan.sample import compare, write_images
     from smyrf.experiments.biggan.tables import image_table
-    from smyrf.tools.results import command_line, environment
+    from smyrf.tools.results import command_line
+    from smyrf.tuning.machine import machine
 
     need_at_least(1, number=number, batch=batch, threads=threads)
     need_seed(seed)
@@ -102,7 +103,7 @@ def sample(
         found = [
             {"method": row.method.to_dict(), "memory": row.share, "distance_to_dense": row.distance} for row in rows
         ]
-        about = {"command": command_line(), "machine": environment(), "config": generator.config.to_dict()}
+        about = {"command": command_line(), "machine": machine(), "config": generator.config.to_dict()}
         write_json(json, {**about, "rows": found})
     for path in write_images(rows, output, title):
         console.print(f"written: {escape(str(path))}", highlight=False, soft_wrap=True)
@@ -144,7 +145,8 @@ def score(
     from smyrf.experiments.biggan.score import PAPER, real_moments
     from smyrf.experiments.biggan.score import score as score_methods
     from smyrf.experiments.biggan.tables import score_table
-    from smyrf.tools.results import command_line, environment
+    from smyrf.tools.results import command_line
+    from smyrf.tuning.machine import machine
 
     need_at_least(2, number=number)
     need_at_least(1, batch=batch, threads=threads)
@@ -182,7 +184,7 @@ def score(
         for one in found:
             scores.append(one)
             if json is not None:
-                about = {"command": command_line(), "machine": environment(), "config": generator.config.to_dict()}
+                about = {"command": command_line(), "machine": machine(), "config": generator.config.to_dict()}
                 write_json(json, {**about, "scores": [each.to_dict() for each in scores]})
     except (CheckpointError, FeatureError, PictureError) as error:  # their messages name a file
         refuse(str(error))

@@ -80,8 +80,8 @@ def biggan(
     need_writable("json", json)
     need_folder(output)
 
-    from smyrf.experiments.biggan.calls import draw_calls
     from smyrf.experiments.biggan.checkpoints import load_generator
+    from smyrf.experiments.biggan.inspect_input import draw_calls
     from smyrf.tools.inspect import command
 
     torch.set_num_threads(threads)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from smyrf.experiments.biggan.config import Config
-from smyrf.experiments.validation import check_between, check_ints, check_run_seed, known_fields
+from smyrf.experiments.validation import check_between, check_ints, known_fields
 from smyrf.methods import Dense, Method, Smyrf, Tangent
+from smyrf.seeds import check_seed
 from smyrf.tuning.search import check_target
 
 
@@ -71,7 +72,7 @@ class Recipe:
             check_target(self.max_error)
             if not isinstance(self.config.method, Smyrf | Tangent):
                 raise ValueError(f"max_error={self.max_error} needs Smyrf or Tangent attention, not {self.label}")
-        check_run_seed(self.seed)
+        check_seed(self.seed, bits=32)
 
     @property
     def label(self) -> str:

@@ -10,8 +10,9 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from smyrf.experiments.nlp.tasks import find_task
-from smyrf.experiments.validation import check_between, check_ints, check_run_seed, known_fields
+from smyrf.experiments.validation import check_between, check_ints, known_fields
 from smyrf.methods import Dense, Method, check_method, method_from_dict
+from smyrf.seeds import check_seed
 
 PADS = ("max_length", "longest", "grouped")
 # Upper limits, far above any use.
@@ -97,7 +98,7 @@ class Recipe:
         for name, most in _MOST.items():
             check_between(self, (name,), most, zero=False)
         check_between(self, ("warmup", "weight_decay"), 1.0, zero=True)
-        check_run_seed(self.seed)
+        check_seed(self.seed, bits=32)
 
     @property
     def label(self) -> str:

@@ -14,7 +14,7 @@ from smyrf.atomic_write import write_json
 from smyrf.experiments.nlp.recipe import InputHashes, Recipe
 from smyrf.experiments.nlp.tasks import TASKS
 from smyrf.methods import Method, method_from_dict
-from smyrf.tools.results import environment
+from smyrf.tuning.machine import machine
 
 FORMAT = 1
 
@@ -69,7 +69,7 @@ class Result:
             "format": FORMAT,
             "command": command,
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "machine": {**environment(), **versions},
+            "machine": {**machine(), **versions},
             "recipe": self.recipe.to_dict(),
             "inputs": self.inputs._asdict(),
             "evaluations": evaluations,

@@ -16,7 +16,7 @@ from smyrf.tools.bench.baselines import DENSE, EAGER, SDPA, attention_function, 
 from smyrf.tools.bench.measurement import Measurement
 from smyrf.tools.bench.problems import Problem, Suite
 from smyrf.tools.tables import duration
-from smyrf.tools.timer import best_times
+from smyrf.tuning.timer import best_times
 
 # For each attention on each problem.
 TIMING_SECONDS = 1.5

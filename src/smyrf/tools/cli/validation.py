@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from smyrf.methods import Method, parse_methods
+from smyrf.seeds import SEED_LIMIT
 
 # Far above any useful number; the system kills a process that starts ten times as many.
 MAX_THREADS = 1024
@@ -56,9 +57,8 @@ def need_at_least(least: int, **options: int | None) -> None:
 
 def need_seed(seed: int) -> None:
     """Refuse a number that is no seed."""
-    need_at_least(0, seed=seed)
-    if seed >= 2**62:  # further seeds are counted from it
-        refuse(f"--seed {seed} must be less than 2**62")
+    if not 0 <= seed < SEED_LIMIT:  # further seeds are counted from it
+        refuse(f"--seed {seed} must be from 0 on and less than 2**62")
 
 
 def need_max_error(max_error: float) -> None:

@@ -23,8 +23,8 @@ from smyrf.tools.compare.contenders import Contender, Tuned
 from smyrf.tools.compare.drift import Drift, Outputs, drift, valid_outputs
 from smyrf.tools.compare.inputs import Batch
 from smyrf.tools.progress import track
-from smyrf.tools.timer import best_times
 from smyrf.tuning.search import plan_layers
+from smyrf.tuning.timer import best_times
 
 # Documents that `Tuned` is tuned on, and seconds to time each row.
 TUNED_DOCUMENTS = 4

@@ -17,7 +17,7 @@ from torch import Tensor
 from smyrf.call import Call
 from smyrf.tools.analysis.error import relative_error
 from smyrf.tools.quality.entrants import Entrant
-from smyrf.tools.timer import best_times
+from smyrf.tuning.timer import best_times
 
 # Seconds to time an entrant, and as many for SDPA beside it.
 TIMING_SECONDS = 0.5

@@ -21,7 +21,8 @@ from smyrf.tools.compare.run import ModelRow
 from smyrf.tools.inspect.command import Loaded, explain, view_tokens
 from smyrf.tools.inspect.layers import by_family
 from smyrf.tools.progress import track
-from smyrf.tools.results import command_line, environment, write_results
+from smyrf.tools.results import command_line, write_results
+from smyrf.tuning.machine import machine
 
 # Inspected documents, and tokens of a text that are shown, so that the page stays small.
 N_INSPECTED, N_TOKENS = 2, 512
@@ -129,7 +130,7 @@ def gather(
         max_error=max_error,
         views=tuple(views),
         config=prepared.config() | {"inspected": n_inspected, "rows": rows, "singular": n_values},
-        machine=environment(),
+        machine=machine(),
         threads=threads,
         command=command_line(),
     )

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from smyrf.tools import timer
+from smyrf.tuning import timer
 
 
 class Clock:
