@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Pins of everything that is installed, torch first: a range would bring gigabytes of CUDA packages.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-slow sanitize lint format docs coverage bench clean
+.PHONY: demo test test-slow test-pure sanitize lint format docs coverage bench clean
 
 demo: $(VENV)/.demo  ## a real pretrained encoder with other attention against itself, and a short benchmark
 	$(BIN)/smyrf demo --output demo
@@ -19,14 +19,19 @@ test-slow: $(VENV)/.test
 sanitize: $(VENV)/.test  ## the native kernel under address and undefined-behaviour sanitizers, on a small matrix
 	PYTHON=$(BIN)/python INSTALL="$(PIP)" .ci/sanitize
 
+test-pure: $(VENV)/.test  ## the core's tests against an installation without the extension
+	PYTHON=$(BIN)/python .ci/pure
+
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp
 	$(BIN)/mypy
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp
 
 docs: $(VENV)/.docs  ## the site, in site/; a warning is an error
 	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from smyrf.backends import check_backend, find_backend
 from smyrf.backends.dense import dense_attention
-from smyrf.call import Call, four_axes
+from smyrf.call import Call, four_axes, why_dense
 from smyrf.grouping.group import group
 from smyrf.methods import Method, PerHead, check_method, is_one_block
 from smyrf.seeds import check_generator, draw_seed
@@ -128,7 +128,7 @@ def serve(
     # is a list of groups too.
     asked = backend is not None or (call.dropout_p > 0.0 and dropout_generator is not None)
     needs_matrix = call.is_causal and call.key_mask is not None and not is_one_block(call.n_queries, call.n_keys)
-    if layout.is_exact and not asked and not needs_matrix:
+    if not asked and not needs_matrix and why_dense(call, method, layout=layout) is not None:
         return dense_attention(call)
     is_random = method.is_random and not layout.is_exact
     seed = draw_seed(generator) if is_random else None  # PyTorch's generator advances only for what is random

@@ -202,13 +202,20 @@ class Call:
         return replace(self, q=q, k=k, v=v, key_mask=mask)
 
 
-def why_dense(call: Call, method: Method | None = None, min_keys: int = 0, backend: str | None = None) -> Reason | None:
+def why_dense(
+    call: Call,
+    method: Method | None = None,
+    min_keys: int = 0,
+    backend: str | None = None,
+    layout: Layout | CausalLayout | None = None,
+) -> Reason | None:
     """Why a call is served by dense attention; None if the method serves it.
 
     Args:
         method: None asks whether any method could serve the call.
         min_keys: with fewer keys the call stays dense.
         backend: if one is named, it also serves calls for which the method is exact.
+        layout: ``call.plan(method)``, if it is known.
 
     Example:
         >>> from smyrf.methods import Tangent
@@ -224,7 +231,7 @@ def why_dense(call: Call, method: Method | None = None, min_keys: int = 0, backe
         return Reason.ONE_QUERY
     if call.n_keys < min_keys:
         return Reason.FEW_KEYS
-    if method is not None and backend is None and call.plan(method).is_exact:
+    if method is not None and backend is None and (layout or call.plan(method)).is_exact:
         return Reason.EXACT
     return None
 
