@@ -144,7 +144,7 @@ def test_it_runs_in_workers_of_a_data_loader(two_threads):
 def test_a_forked_process_with_two_threads_gives_the_same(two_threads):
     """The kernel alone, on so little that PyTorch's own operators take one thread for it."""
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 2, 300, 16).unbind())
-    groups = make_groups(q, k, v, smyrf.Smyrf(2, 32), scale=0.25)
+    groups = make_groups(q, k, v, smyrf.Smyrf(2, 32), "native", scale=0.25)
 
     def run():
         out, _ = attend(q, k, v, groups, backend="native")
