@@ -79,7 +79,7 @@ void backward_group(const AttendRow<T>& row, int64_t list_number, int64_t group,
                        value_width, Store<T>{dscores, QUERY_BLOCK}, scratch.prefetch);  // dO Vᵀ
             for (int64_t j = 0; j < size; ++j) {
                 T *w = weights + j * QUERY_BLOCK, *d = dscores + j * QUERY_BLOCK;
-                if (pairs.has_adjustments()) pairs.adjust(start + j, w, columns);
+                if (start + j >= pairs.first_adjusted()) pairs.adjust(start + j, w, columns);
                 for (int64_t i = 0; i < columns; i += W)
                     store(w + i, power(lesser<T>(load(w + i) - load(lse + i), Vec<T>{})));
                 if (row.dropout.active) {
@@ -115,6 +115,20 @@ void backward_group(const AttendRow<T>& row, int64_t list_number, int64_t group,
     }
 }
 
+// Whether groups of two parts share a far key, so that each part needs its own sums.
+inline bool parts_share_far_keys(const GroupList& list, int64_t n_parts) {
+    const int64_t n = list.far.n_per_group;
+    if (n == 0) return false;
+    std::unique_ptr<int64_t[]> part_of(new int64_t[list.far.n_rows]());  // 1 + the part that has the far key, 0: none
+    for (int64_t part = 0; part < n_parts; ++part)
+        for (int64_t i = list.n_groups * part / n_parts * n; i < list.n_groups * (part + 1) / n_parts * n; ++i) {
+            int64_t& owner = part_of[list.far.index[i]];
+            if (owner != 0 && owner != part + 1) return true;
+            owner = part + 1;
+        }
+    return false;
+}
+
 template <class T>
 void attend_backward(const AttendParams& params, const AttendGradients& gradients) {
     if (params.batch * params.heads == 0) return;
@@ -130,12 +144,17 @@ void attend_backward(const AttendParams& params, const AttendGradients& gradient
     // keys. So the rows of a key head are one task, which adds them up in a fixed order. Few key heads are cut into
     // parts of their groups, each with its own sums, which are added at the end. The number of parts depends only on
     // shapes: results do not depend on the number of threads.
-    int64_t most_groups = 1, far_size = 0;
-    for (const GroupList& list : params.lists) {
-        most_groups = std::max(most_groups, list.n_groups);
-        far_size += list.far.n_rows * (width + value_width + 1);  // of a row
-    }
+    int64_t most_groups = 1;
+    for (const GroupList& list : params.lists) most_groups = std::max(most_groups, list.n_groups);
     const int64_t n_parts = std::min(most_groups, n_kv >= 4 ? 1 : 4 / n_kv);
+    // Where the own sums of the far keys of a list begin, among those of a row; equal to the next if there are none.
+    std::unique_ptr<int64_t[]> far_start(new int64_t[n_lists + 1]());
+    for (int64_t h = 0; h < n_lists; ++h) {
+        const GroupList& list = params.lists[h];
+        const bool own = n_parts > 1 && parts_share_far_keys(list, n_parts);
+        far_start[h + 1] = far_start[h] + (own ? list.far.n_rows * (width + value_width + 1) : 0);
+    }
+    const int64_t far_size = far_start[n_lists];
     // A query is in one group of a list: with a single list no two parts add to the same row of dq.
     const int64_t own_dq_size = n_lists == 1 ? 0 : dq_size;
     const int64_t own_size = own_dq_size + dk_size + dv_size + repeat * far_size;
@@ -154,15 +173,14 @@ void attend_backward(const AttendParams& params, const AttendGradients& gradient
         T* own = part == 0 ? nullptr : own_sums.get() + ((part - 1) * n_kv + kv) * own_size;
         const bool has_own_dq = part > 0 && own_dq_size > 0;
         sums.dq = (has_own_dq ? own : typed<T>(gradients.dq) + kv * dq_size) + r * n_queries * width;
-        if (part > 0) {
-            sums.dk = own + own_dq_size, sums.dv = sums.dk + dk_size;
-            sums.d_far_keys = sums.dv + dv_size + r * far_size;
-            for (int64_t i = 0; i < h; ++i) sums.d_far_keys += params.lists[i].far.n_rows * (width + value_width + 1);
+        sums.dk = part > 0 ? own + own_dq_size : typed<T>(gradients.dk) + kv * dk_size;
+        sums.dv = part > 0 ? sums.dk + dk_size : typed<T>(gradients.dv) + kv * dv_size;
+        if (part > 0 && far_start[h] < far_start[h + 1]) {
+            sums.d_far_keys = own + own_dq_size + dk_size + dv_size + r * far_size + far_start[h];
             sums.d_far_values = sums.d_far_keys + far.n_rows * width;
             sums.d_bias = sums.d_far_values + far.n_rows * value_width;
         } else {
             const int64_t first_far = (kv * repeat + r) * far.n_rows;
-            sums.dk = typed<T>(gradients.dk) + kv * dk_size, sums.dv = typed<T>(gradients.dv) + kv * dv_size;
             sums.d_far_keys = typed<T>(far.d_keys) + first_far * width;
             sums.d_far_values = typed<T>(far.d_values) + first_far * value_width;
             sums.d_bias = typed<T>(far.d_bias) + first_far;
@@ -197,7 +215,7 @@ void attend_backward(const AttendParams& params, const AttendGradients& gradient
             for (int64_t r = 0; r < repeat; ++r)
                 for (int64_t h = 0; h < n_lists; ++h) {
                     const RowSums<T> to = sums_of(kv, 0, r, h), from = sums_of(kv, part, r, h);
-                    const int64_t n_far = params.lists[h].far.n_rows;
+                    const int64_t n_far = far_start[h] < far_start[h + 1] ? params.lists[h].far.n_rows : 0;
                     add(to.d_far_keys, from.d_far_keys, n_far * width);
                     add(to.d_far_values, from.d_far_values, n_far * value_width);
                     add(to.d_bias, from.d_bias, n_far);

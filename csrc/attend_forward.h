@@ -60,8 +60,8 @@ void forward_group(const AttendRow<T>& row, int64_t list_number, int64_t group, 
             const int64_t size = std::min(most, n_seen - start);
             product<T>(Scattered<T>{keys.k.data() + start}, size, 1, Strided<T>{packed, QUERY_BLOCK}, columns, width,
                        Store<T>{scores, QUERY_BLOCK}, scratch.prefetch);
-            if (pairs.has_adjustments())
-                for (int64_t j = 0; j < size; ++j) pairs.adjust(start + j, scores + j * QUERY_BLOCK, columns);
+            for (int64_t j = std::max<int64_t>(0, pairs.first_adjusted() - start); j < size; ++j)
+                pairs.adjust(start + j, scores + j * QUERY_BLOCK, columns);
             softmax<T>(scores, size, columns, top, sum);
             if (row.dropout.active)
                 for (int64_t j = 0; j < size; ++j)

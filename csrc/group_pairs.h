@@ -131,7 +131,8 @@ struct Pairs {
     // The first of the queries that sees a key.
     int64_t first_seeing() const { return list.causal ? std::max<int64_t>(0, keys.slot[0] - first) : 0; }
 
-    bool has_adjustments() const { return list.causal || list.far.n_per_group > 0 || multiplicity != nullptr; }
+    // The first key that `adjust` is for.
+    int64_t first_adjusted() const { return list.causal || multiplicity != nullptr ? 0 : keys.n_listed; }
 
     // Adjusts the scores of key j: adds its bias, hides it from earlier queries, divides its weights by the
     // multiplicity.

@@ -145,15 +145,15 @@ def test_arguments_are_keywords_each_with_its_own_type():
         rows(**(known | {"address": -1}))
 
 
-def shared_far_keys(bad_index=None):
-    """Three rows, four groups of which several share far keys: results of the kernel, and of the definition."""
-    native, rows, n_groups, n, width, n_table, n_far = extension.native, 3, 4, 24, 5, 7, 3
+def shared_far_keys(rows, bad_index=None):
+    """Four groups of which several share far keys: the kernel's output and gradients, and the inputs."""
+    native, n_groups, n, width, n_table, n_far = extension.native, 4, 24, 5, 7, 3
     x = torch.randn(1, rows, n, width, dtype=torch.float64, requires_grad=True)
     table = [
         torch.randn(rows, n_table, *tail, dtype=torch.float64, requires_grad=True) for tail in ((width,), (width,), ())
     ]
     with torch.no_grad():
-        table[2][1, 4] = -torch.inf
+        table[2][-1, 4] = -torch.inf
     far_index = torch.tensor([[0, 1, 2], [0, 1, 4], [0, 5, 4], [0, 5, 5]], dtype=torch.int32)  # one of them twice
     if bad_index is not None:
         far_index[2, 1] = bad_index
@@ -182,11 +182,16 @@ def shared_far_keys(bad_index=None):
     return [out, *sums], x, table, far_index.long(), grad
 
 
-def test_groups_may_share_far_keys():
-    (out, dq, dk, dv, *of_table), x, (keys, values, bias), index, grad = shared_far_keys()
+# The groups of one row are cut into parts, those of several are not.
+several_rows = pytest.mark.parametrize("rows", [1, 2, 5])
+
+
+@several_rows
+def test_groups_may_share_far_keys(rows):
+    (out, dq, dk, dv, *of_table), x, (keys, values, bias), index, grad = shared_far_keys(rows)
     by_group = x[0].unflatten(1, (4, -1))  # (rows, L, C, D)
     k, v = torch.cat([by_group, keys[:, index]], 2), torch.cat([by_group, values[:, index]], 2)
-    more = torch.cat([torch.zeros(3, 4, by_group.shape[2], dtype=x.dtype), bias[:, index]], 2)
+    more = torch.cat([torch.zeros(*by_group.shape[:3], dtype=x.dtype), bias[:, index]], 2)
     weights = (0.3 * by_group @ k.transpose(-1, -2) + more[:, :, None]).softmax(-1)
     expected = (weights @ v).flatten(1, 2)[None]
     torch.testing.assert_close(out, expected)
@@ -196,13 +201,14 @@ def test_groups_may_share_far_keys():
         torch.testing.assert_close(ours, theirs)
 
 
-def test_gradients_of_shared_far_keys_do_not_depend_on_the_number_of_threads():
+@several_rows
+def test_gradients_of_shared_far_keys_do_not_depend_on_the_number_of_threads(rows):
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 5):
             torch.manual_seed(0)
             torch.set_num_threads(threads)
-            found.append(shared_far_keys()[0])
+            found.append(shared_far_keys(rows)[0])
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
@@ -211,7 +217,7 @@ def test_gradients_of_shared_far_keys_do_not_depend_on_the_number_of_threads():
 @pytest.mark.parametrize("wrong", [-1, 7])
 def test_a_far_key_out_of_range_is_refused(wrong):
     with pytest.raises(IndexError, match=f"{wrong} of far keys is out of range: there are 7"):
-        shared_far_keys(bad_index=wrong)
+        shared_far_keys(rows=3, bad_index=wrong)
 
 
 def test_a_causal_list_has_no_far_keys():
