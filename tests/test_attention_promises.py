@@ -202,6 +202,26 @@ def test_gradients_are_those_of_the_function_that_was_computed(backend, is_causa
     assert torch.autograd.gradcheck(run, (q, k, v))
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("method", [Smyrf(2, 6), Smyrf(2, 6, deduplicate=True), Dense()])
+def test_the_reference_is_differentiable_twice(is_causal, method):
+    inputs = [x.requires_grad_() for x in problem(13, 11, 3, 2, 1, 2, 1, torch.float64)]
+    mask = torch.rand(1, 11) > 0.3
+    run = lambda q, k, v: attention(  # noqa: E731
+        q,
+        k,
+        v,
+        method=method,
+        key_mask=mask,
+        is_causal=is_causal,
+        dropout_p=0.2,
+        enable_gqa=True,
+        generator=4,
+        backend="reference",
+    )
+    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+
+
 # --- cases that earlier implementations got wrong -------------------------------------------------------
 
 
