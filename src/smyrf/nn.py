@@ -204,7 +204,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def extra_repr(self) -> str:
-        return f"{self.embed_dim}, {self.num_heads}, {self.method}, seed={self.seed}"
+        backend = "" if self.backend is None else f", backend={self.backend!r}"
+        return f"{self.embed_dim}, {self.num_heads}, {self.method}, seed={self.seed}{backend}"
 
     def _reset_parameters(self) -> None:
         # PyTorch's initialisation asks the flag that the constructor has turned off for another reason.

@@ -140,7 +140,7 @@ def size_levels(
 
 def _affordable(leaf: Level, budget: float) -> int:
     """Near keys for which a budget is enough at the last level."""
-    return math.floor((budget - leaf.visits) / (1 - 1 / max(leaf.cluster_size, 2)))
+    return int((budget - leaf.visits) / (1 - 1 / max(leaf.cluster_size, 2)))
 
 
 def _power_of_two(x: float) -> int:

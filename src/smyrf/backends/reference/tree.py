@@ -76,12 +76,15 @@ def _covariance(x: Tensor) -> Tensor:
 
 
 def split(x: Tensor, y: Tensor, n_leaves: int) -> tuple[Tensor, Tensor]:
-    """Orders of queries ``(N,)`` and keys ``(M,)`` in which every leaf is one run; L divides both."""
+    """Orders of queries ``(N,)`` and keys ``(M,)`` in which every leaf is one run; L divides both.
+
+    Products are sums over the last axis: equal vectors must have equal values, which a matrix product does not promise.
+    """
     if n_leaves == 1:
         return torch.arange(len(x), device=x.device), torch.arange(len(y), device=y.device)
     a = _main_direction(x)
     orders = []
-    for q_half, k_half in zip(_halves(x @ a), _halves(y @ a), strict=True):
+    for q_half, k_half in zip(_halves((x * a).sum(-1)), _halves((y * a).sum(-1)), strict=True):
         below = split(x[q_half], y[k_half], n_leaves // 2)
         orders.append((q_half[below[0]], k_half[below[1]]))
     return torch.cat([order for order, _ in orders]), torch.cat([order for _, order in orders])
