@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
     os.close(handle)
     try:
         yield Path(name)
-        os.chmod(name, 0o644)  # a temporary file is its owner's alone
+        os.chmod(name, 0o644)  # a temporary file can be read only by its owner
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes under a temporary name of its own in the same folder, then renames.
+    """Write under a temporary name in the same folder, then renames.
 
     Example:
         >>> import tempfile

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smyrf import methods
-from smyrf.grouping.transforms import L2LSH_POWERS, L2LSH_RADIUS, TRANSFORMS, asymmetric, transform
+from smyrf.grouping.transforms import L2LSH_POWERS, L2LSH_RADIUS, TRANSFORMS, Lifted, asymmetric, transform
 
 
 def lift(name, q, k, **kwargs):
@@ -150,3 +150,8 @@ def test_hashes_are_as_far_apart_as_the_transformed_vectors(q, k):
     a = torch.randn(F.shape[-1], 20000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     apart = (F @ a)[:, None] - (G @ a)[None]  # (N, M, rounds)
     torch.testing.assert_close(apart.square().mean(-1), distances(F, G), rtol=0.05, atol=0.0)
+
+
+def test_constant_coordinates_are_made_on_the_device_of_the_vectors():
+    lifted = Lifted(1.0, (0.5, torch.zeros(3, device="meta")))
+    assert lifted.apply(torch.ones(3, 5, device="meta")).shape == (3, 7)

@@ -1,4 +1,4 @@
-"""Forward-mode derivatives pass through a custom operator as silent zeros: they are refused instead."""
+"""Refuse forward-mode derivatives, which pass through a custom operator as silent zeros."""
 
 from __future__ import annotations
 

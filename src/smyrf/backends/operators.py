@@ -1,4 +1,4 @@
-"""What the custom operators of all backends have in common: shapes, and how gradients come to their arguments."""
+"""Fake implementations and autograd registration shared by the `attend` operators of the backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._library.custom_ops import CustomOpDef
 
 
 def differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Those that are not indices.
+    """The floating-point tensors among packed groups; the others are indices.
 
     Example:
         >>> len(differentiable([torch.ones(2), torch.arange(3)]))
@@ -21,7 +21,7 @@ def differentiable(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def register(forward: CustomOpDef, backward: CustomOpDef) -> None:
-    """Gives shapes to the two operators of a backend, and the first one its gradient by the second."""
+    """Register fake implementations of both operators, and the second as the gradient of the first."""
     forward.register_fake(_fake_forward)
     backward.register_fake(_fake_backward)
     forward.register_autograd(_gradient_by(backward), setup_context=_setup_context)

@@ -59,7 +59,7 @@ L2LSH_RADIUS = 0.83
 def asymmetric(q_sq: Tensor, k_sq: Tensor, max_q_sq: Tensor, max_k_sq: Tensor) -> tuple[Lifted, Lifted]:
     """Eq. 4: F(q) = [q; 0; √(M_Q² + M_K² − ‖q‖²)], G(k) = [k; √(M_Q² + M_K² − ‖k‖²); 0].
 
-    Then ‖F(q) − G(k)‖² = 2 (M_Q² + M_K² − q·k), which depends on the inner product alone.
+    Then ‖F(q) − G(k)‖² = 2 (M_Q² + M_K² − q·k), which depends only on the inner product.
     """
     radius_sq = max_q_sq + max_k_sq
     return Lifted(1.0, (0.0, _root(radius_sq - q_sq))), Lifted(1.0, (_root(radius_sq - k_sq), 0.0))

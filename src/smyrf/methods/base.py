@@ -178,7 +178,7 @@ class Method(ABC):
 
     @classmethod
     def parse_size(cls, text: str) -> dict[str, Any]:
-        """Options from the size behind a kind, such as "8x32"; raises ValueError if it cannot be read."""
+        """Options from the size after a kind, such as "8x32"; raises ValueError if it cannot be read."""
         raise ValueError(f"{cls.kind} takes no size")
 
 

@@ -122,7 +122,7 @@ def _attend_backward(
                 if empty is not None:
                     g.masked_fill_(empty[:, None], 0.0)
                     s.masked_fill_(empty, torch.inf)
-                o = walk.gather("out", out_rows, rows) if walk.fused else g  # read by the fused form alone
+                o = walk.gather("out", out_rows, rows) if walk.fused else g  # read only by the fused form
                 slots = block.q.shape[:2]
                 cq, ck, cv, cbias = grouped_attention.backward(
                     block, g.view(*slots, -1), o.view(*slots, -1), s.view(slots), delta[rows].view(slots), scratch

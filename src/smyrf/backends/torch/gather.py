@@ -1,7 +1,7 @@
-"""Walk over lists of groups in pieces that stay in the cache: which rows to gather, and the gathering.
+"""Gather the vectors of groups in pieces that stay in the cache.
 
-A *unit* is some rows (heads) of some lists: its results are merged together. A *chunk* is some groups of
-a unit: its vectors are gathered and multiplied together.
+A *unit* is some rows (heads) of some lists: its results are merged together. A *chunk* is some groups of a unit: its
+vectors are gathered and multiplied together.
 
 Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query and S
         key slots per group, F far keys per group; P lists and R rows of a unit; G groups of a chunk.
@@ -20,11 +20,11 @@ from smyrf.backends.torch.grouped_attention import Block, can_fuse
 from smyrf.backends.torch.workspace import Workspace
 from smyrf.grouping.groups import Groups, stack
 
-# Elements of queries or keys that are gathered at once: small enough to stay in a CPU's cache, large
-# enough that the cost of starting an operator does not show.
+# Elements of queries or keys that are gathered at once: small enough for a CPU's cache, large enough to hide the cost
+# of starting an operator.
 CHUNK_ELEMENTS = 1 << 19
-# Query slots that are merged at once: short rows together, with several of their lists; a long row by
-# itself, one list after the other.
+# Query slots that are merged at once: short rows together, with several of their lists; a long row by itself, list by
+# list.
 UNIT_SLOTS = 1 << 16
 LONG_ROW_SLOTS = 1 << 13
 

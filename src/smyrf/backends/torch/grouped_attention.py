@@ -1,11 +1,11 @@
 """Attention inside a batch of equal groups, and its gradient: the arithmetic of the torch backend.
 
-Two forms with one interface. *Fused* calls PyTorch's flash operators. *Explicit* writes the scores
-out, a slab at a time: for groups of ordinary size this is faster, because it reuses its buffers, and it
-covers what those operators refuse (E ≠ D, dropout, gradients of biases, other devices).
+Two forms with one interface. *Fused* calls PyTorch's flash operators. *Explicit* writes the scores out, a slab at a
+time: for groups of ordinary size this is faster, because it reuses its buffers, and it covers what those operators
+refuse (E ≠ D, dropout, gradients of biases, other devices).
 
-The backward functions take the *merged* log-sum-exp and output of a query, over all the lists it
-stands in: P = exp(S − LSE) is then its final weight, and the lists' gradients simply add up.
+Backward takes the *merged* log-sum-exp and output of a query, over all its lists: P = exp(S − LSE) is then its final
+weight, and the gradients of the lists add up.
 
 Shapes: G groups, C queries and S keys in each, D width, E value width.
 """
@@ -21,8 +21,8 @@ from smyrf.backends.torch.workspace import Workspace
 
 # Scores that the explicit form has in memory at once: 2 MB of float32, which stays in a CPU's cache.
 MAX_SCORES = 1 << 19
-# Keys per group from which the CPU's flash operator is faster than the explicit form, as measured: equal
-# at 128 keys, a sixth faster at 256, a quarter at 1024.
+# Keys per group from which the CPU's flash operator is faster than the explicit form: measured as equal at 128 keys, a
+# sixth faster at 256, a quarter at 1,024.
 FUSED_FROM = 256
 
 _CPU_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -41,7 +41,7 @@ class Block:
         v: ``(G, S, E)``.
         bias: added to the scores, ``(G, 1, S)`` or ``(G, C, S)``, or None.
         kept: dropout's factors ``(G, C, S)``, or None.
-        causal: query slot i sees key slots j <= i alone.
+        causal: query slot i sees only key slots j <= i.
         n_far: the last n_far of the S keys are far keys, whose biases need gradients.
         scale: of the scores.
         fused: whether PyTorch's flash operators do the work.
@@ -97,9 +97,9 @@ def backward(
 
     Args:
         grad: ``(G, C, E)``, of the merged output.
-        out: ``(G, C, E)``, the merged output; read by the fused form alone.
+        out: ``(G, C, E)``, the merged output; read only by the fused form.
         lse: ``(G, C)``, merged; +inf for a query that has no weights at all.
-        delta: ``(G, C)``, Σ grad · out; read by the explicit form alone.
+        delta: ``(G, C)``, Σ grad · out; read only by the explicit form.
     """
     if not block.fused:
         return _explicit_backward(block, grad, lse, delta, scratch)

@@ -1,7 +1,7 @@
-"""Buffers that kernels use again and again.
+"""Reusable scratch buffers.
 
-A fresh megabyte costs more in page faults than in arithmetic: reuse makes a gather ten times faster on
-the CPU. So each thread keeps its small buffers from one call to the next.
+A freshly allocated megabyte costs more in page faults than in arithmetic: reuse makes a gather ten times faster on the
+CPU. So each thread keeps its small buffers from one call to the next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-# Bytes up to which a buffer is kept after a call; one is about that large, the others are a tenth of it.
+# Largest buffer, in bytes, that is kept after a call; most are a tenth of it.
 KEEP_BYTES = 20 << 20
 
 _kept = threading.local()
@@ -49,7 +49,7 @@ class Workspace:
 
 @contextmanager
 def workspace(device: torch.device) -> Iterator[Workspace]:
-    """This thread's workspace for a device. Large buffers are let go at the end."""
+    """This thread's workspace for a device. Large buffers are freed at the end."""
     spaces = _kept.__dict__
     space = spaces.pop(str(device), None) or Workspace(device)
     yield space
