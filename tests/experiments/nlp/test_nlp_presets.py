@@ -158,7 +158,7 @@ def test_a_task_without_a_preset_has_the_papers_settings_and_dense_attention():
         ({"pad": "left"}, "pad='left' must be one of max_length, longest"),
         ({"n_train": 1}, "n_train=1 must be at least 2"),
         ({"max_steps": 0}, "max_steps=0 must be at least 1"),
-        ({"seed": -1}, "seed=-1 must be an int in"),
+        ({"seed": -1}, "seed=-1 must be in"),
         ({"eval_methods": (Dense(), Dense())}, "has a method twice"),
         ({"train_method": "dense"}, "must be a Smyrf"),
     ],

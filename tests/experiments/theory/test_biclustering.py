@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from problems import attend, make_groups
 from smyrf import Smyrf, Tangent
-from smyrf.backends import attend
 from smyrf.experiments.theory import biclustering
 from smyrf.experiments.theory.biclustering import (
     Biclustering,
@@ -20,7 +20,6 @@ from smyrf.experiments.theory.biclustering import (
     search,
     softmax_costs,
 )
-from smyrf.grouping.clusters import cluster
 
 
 def scores(n_queries, n_keys, seed=0, width=3):
@@ -111,7 +110,7 @@ def test_rounds_are_merged_as_attention_merges_them():
     generator = torch.Generator().manual_seed(3)
     q, k = torch.randn(2, 1, 1, 12, 4, dtype=torch.float64, generator=generator)
     method = Smyrf(4, 3)
-    rounds = cluster(q, k, method, seed=torch.tensor(5), scale=1.0)
+    rounds = make_groups(q, k, k, method, scale=1.0, seed=torch.tensor(5))
     values = torch.eye(12, dtype=torch.float64)[None, None]
     attention_map, _ = attend(q, k, values, rounds, scale=1.0)
     p = q[0, 0] @ k[0, 0].T

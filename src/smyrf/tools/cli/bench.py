@@ -68,7 +68,7 @@ def bench(
                 )
         return
 
-    from smyrf.backends import BACKENDS, backends
+    from smyrf.backends.registry import BACKENDS, backends
     from smyrf.methods import Method, Smyrf, Tangent
     from smyrf.tools.bench.baselines import BASELINES
     from smyrf.tools.bench.command import run_suite

@@ -57,8 +57,9 @@ def need_at_least(least: int, **options: int | None) -> None:
 
 def need_seed(seed: int) -> None:
     """Refuse a number that is no seed."""
-    if not 0 <= seed < SEED_LIMIT:  # further seeds are counted from it
-        refuse(f"--seed {seed} must be from 0 on and less than 2**62")
+    need_at_least(0, seed=seed)
+    if seed >= SEED_LIMIT:  # further seeds are counted from it
+        refuse(f"--seed {seed} must be less than 2**62")
 
 
 def need_max_error(max_error: float) -> None:
