@@ -39,14 +39,12 @@ def _select_and_fold(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     levels = descent.read_levels(sizes)
     results = descent.empty_results(q, k, v, levels)
-    leaves, stats = descent.all_statistics(q, k, v, key_mask, queries, keys, scale)
+    leaves, side = descent.all_statistics(q, k, v, key_mask, queries, keys, leaf_of_key, scale)
 
     def fold(places: Tensor | None, level: Level, centroids: Tensor, spread: Tensor, own: int, *out: Tensor) -> None:
-        fold_level(
-            k, v, key_mask, keys, leaf_of_key, stats.spread, stats.weight, places, centroids, spread, level, own, *out
-        )
+        fold_level(k, v, key_mask, *side[:4], places, centroids, spread, level, own, *out)
 
-    descent.descend(levels, leaves, stats, keys, descent.every_row(key_mask, q), results, fold)
+    descent.descend(levels, leaves, side, descent.every_row(key_mask, q), results, fold)
     return results
 
 

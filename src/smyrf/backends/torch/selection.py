@@ -43,15 +43,19 @@ def run(operator: Any, call: Call, tree: Tree, levels: tuple[Level, ...]) -> Sel
     return Selection(near_keys, keys, values, bias)
 
 
-class KeyStats(NamedTuple):
-    """Statistics of the keys of B rows, in the order of the tree.
+class KeySide(NamedTuple):
+    """The keys of B rows in the order of the tree, with their statistics.
 
     Args:
+        order: ``(B, M)`` int32, the key at each place.
+        leaf: ``(B, M)`` int32, its leaf.
         spread: ``(B, M)``, σ of q·k over the queries, relative to the average key.
         weight: ``(B, M)``, ½ log ‖v − v̄‖², relative to the average key.
         variance: ``(B, D)``, of the keys' coordinates.
     """
 
+    order: Tensor
+    leaf: Tensor
     spread: Tensor
     weight: Tensor
     variance: Tensor
@@ -95,13 +99,12 @@ def _select_and_fold(
         for rows in row_slices(len(queries), max(q.shape[2], k.shape[2])):
             mask = take_mask(key_mask, rows, heads)
             k_rows, v_rows = _visible(take_rows(k, rows, heads), mask), _visible(take_rows(v, rows, heads), mask)
-            order, leaf = keys[rows], leaf_of_key[rows]
-            q_rows = take_rows(q, rows, heads)
-            leaves, stats = statistics(q_rows, k_rows, v_rows, mask, queries[rows], order, scale, scratch)
-            candidates = Candidates.all_keys(k_rows, v_rows, mask, order, scratch)
+            tree = queries[rows], keys[rows], leaf_of_key[rows]
+            leaves, side = statistics(take_rows(q, rows, heads), k_rows, v_rows, mask, *tree, scale, scratch)
+            candidates = Candidates.all_keys(k_rows, v_rows, mask, side.order, scratch)
 
-            fold_level = partial(_fold_level, candidates, stats, leaf, scratch)
-            descend(levels, leaves, stats, order, mask, [x[rows] for x in results], fold_level)
+            fold_level = partial(_fold_level, candidates, side, scratch)
+            descend(levels, leaves, side, mask, [x[rows] for x in results], fold_level)
     return results
 
 
@@ -146,40 +149,49 @@ def statistics(
     mask: Tensor | None,
     queries: Tensor,
     order: Tensor,
+    leaf_of_key: Tensor,
     scale: float,
     scratch: Workspace,
-) -> tuple[LeafStats, KeyStats]:
+) -> tuple[LeafStats, KeySide]:
     """Statistics of leaves and keys of R rows.
 
     Args:
         q: ``(R, N, D)``; k: ``(R, M, D)`` and v: ``(R, M, E)``, zero where masked.
         mask: ``(R, M)`` bool, True = may be attended to, or None.
         queries: ``(R, L, C)``, of each leaf.
-        order: ``(R, M)``, the keys in the order of the tree.
+        order, leaf_of_key: ``(R, M)``, the keys in the order of the tree, and their leaves.
     """
     mean, square = _moments(finite(q), queries, scale, scratch)  # (R, L, D) twice
     query_variance = (square.mean(1) - mean.mean(1).square_()).clamp_(min=0.0)  # (R, D)
     spread, variance = near.key_spread(finite(k), query_variance, mask, scratch)  # (R, M), (R, D)
     weight = near.value_weight(finite(v), mask, scratch)  # (R, M)
     at = order.long()
-    return LeafStats(mean, square), KeyStats(spread.gather(1, at), weight.gather(1, at), variance)
+    side = KeySide(order, leaf_of_key, spread.gather(1, at), weight.gather(1, at), variance)
+    return LeafStats(mean, square), side
 
 
 def all_statistics(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, queries: Tensor, order: Tensor, scale: float
-) -> tuple[LeafStats, KeyStats]:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    queries: Tensor,
+    order: Tensor,
+    leaf_of_key: Tensor,
+    scale: float,
+) -> tuple[LeafStats, KeySide]:
     """`statistics` of all B rows of a call, some at a time."""
     heads, parts = q.shape[1], []
     with torch.autocast(q.device.type, enabled=False), workspace(q.device) as scratch:
         for rows in row_slices(len(queries), max(q.shape[2], k.shape[2])):
             mask = take_mask(key_mask, rows, heads)
             k_rows, v_rows = _visible(take_rows(k, rows, heads), mask), _visible(take_rows(v, rows, heads), mask)
-            q_rows = take_rows(q, rows, heads)
-            parts.append(statistics(q_rows, k_rows, v_rows, mask, queries[rows], order[rows], scale, scratch))
+            tree = queries[rows], order[rows], leaf_of_key[rows]
+            parts.append(statistics(take_rows(q, rows, heads), k_rows, v_rows, mask, *tree, scale, scratch))
     if len(parts) == 1:
         return parts[0]
-    leaves, stats = zip(*parts, strict=True)
-    return LeafStats(*map(torch.cat, zip(*leaves, strict=True))), KeyStats(*map(torch.cat, zip(*stats, strict=True)))
+    leaves, sides = zip(*parts, strict=True)
+    return LeafStats(*map(torch.cat, zip(*leaves, strict=True))), KeySide(*map(torch.cat, zip(*sides, strict=True)))
 
 
 def every_row(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
@@ -190,21 +202,20 @@ def every_row(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
 def descend(
     levels: Sequence[Level],
     leaves: LeafStats,
-    stats: KeyStats,
-    order: Tensor,
+    side: KeySide,
     mask: Tensor | None,
     results: Sequence[Tensor],
     fold_level: FoldLevel,
 ) -> None:
     """Go through the levels of some rows and write the results of `_select_and_fold`."""
     *far_results, near_keys, all_centroids, all_kept = results
-    (n_rows, n_keys), n_leaves, places = order.shape, levels[-1].n_clusters, None
+    (n_rows, n_keys), n_leaves, places = side.order.shape, levels[-1].n_clusters, None
     for level, centroids_out, kept_out, *far_out in _by_level(levels, all_centroids, all_kept, *far_results):
         n_above = n_rows if places is None else len(places)  # A
         clusters = (n_above, n_rows * level.n_clusters // n_above)  # A, f
         centroids = _average(leaves.mean, level)  # (R, L, D)
         variance = _average(leaves.square, level).sub_(centroids.square()).clamp_(min=0.0)
-        spread = finite((variance * stats.variance[:, None]).sum(-1).sqrt_())  # (R, L)
+        spread = finite((variance * side.variance[:, None]).sum(-1).sqrt_())  # (R, L)
         centroids_out.copy_(centroids)
         per_cluster = n_leaves // level.n_clusters
         has_room = 2 * -(-n_keys // n_leaves) * per_cluster <= level.n_near  # for the keys of a cluster's own leaves
@@ -213,7 +224,7 @@ def descend(
         places = narrow(places, kept_out.reshape(*clusters, -1))
     assert places is not None
     at = places.view(n_rows, -1).long()  # (R, leaves · S)
-    found = order.gather(1, at)
+    found = side.order.gather(1, at)
     if mask is not None:
         found = found.masked_fill(~mask.gather(1, found.long()), -1)
     near_keys.copy_(found.view_as(near_keys))
@@ -221,8 +232,7 @@ def descend(
 
 def _fold_level(
     candidates: Candidates,
-    stats: KeyStats,
-    leaf_of_key: Tensor,
+    side: KeySide,
     scratch: Workspace,
     places: Tensor | None,
     level: Level,
@@ -243,7 +253,7 @@ def _fold_level(
         here, q_here = candidates.gather(at, scratch), centroids[at, part]  # (a, n, D + E), (a, f, D)
         scores = candidates.score(q_here, here, at, scratch)  # (a, f, n)
         key_spread, weight, leaf = (
-            candidates.of(x, at)[:, None] for x in (stats.spread, stats.weight, leaf_of_key)
+            candidates.of(x, at)[:, None] for x in (side.spread, side.weight, side.leaf)
         )  # (a, 1, n) each
         ranks = near.score(scores, spread[at, part, None], key_spread, weight, scratch)
         candidates.hide(ranks, at)
