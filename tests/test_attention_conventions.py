@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import oracle
-from problems import TANGENTS, default_too, fast, problem
-from smyrf import Dense, Smyrf, attention
+from problems import TANGENTS, backends, default_too, fast, problem
+from smyrf import Dense, Smyrf, Tangent, attention
 from smyrf.backends import BACKENDS
 
 
@@ -121,3 +121,13 @@ def test_autocast_does_what_it_does_to_pytorchs_function(backend, method):
     assert torch.equal(out, by_hand)
     out.float().sum().backward()
     assert q.grad.dtype == torch.float32
+
+
+@backends
+@pytest.mark.parametrize("method", [Smyrf(2, 8), Tangent(24)], ids=["smyrf", "tangent"])
+def test_autocast_changes_only_the_dtype_of_the_inputs(backend, method):
+    q, k, v = problem()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attention(q, k, v, method=method, generator=1, backend=backend)
+    low = [x.to(torch.bfloat16) for x in (q, k, v)]
+    assert torch.equal(found, attention(*low, method=method, generator=1, backend=backend))

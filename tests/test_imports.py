@@ -228,3 +228,9 @@ def test_methods_and_modules_can_be_copied(copied):
     plain = smyrf.nn.SmyrfAttention(smyrf.Tangent(20), backend="reference")
     assert copied(plain).method == plain.method
     assert copied(plain).backend == "reference"
+
+
+def test_subpackages_are_attributes_of_the_package():
+    code = "import smyrf; print(smyrf.methods.Dense(), smyrf.models.__name__, smyrf.nn.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "Dense() smyrf.models smyrf.nn\n"

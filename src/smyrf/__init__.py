@@ -55,14 +55,15 @@ _SOURCES = {
     "restore_attention": "smyrf.models.replace",
     "tune": "smyrf.tuning.search",
 }
+_SUBMODULES = ("call", "experiments", "grouping", "methods", "models", "nn", "tools", "tuning")
 
 
 class _Package(ModuleType):
     """This package; its functions `attention` and `backends` are not hidden by the modules of the same name."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "nn":
-            return import_module("smyrf.nn")
+        if name in _SUBMODULES:
+            return import_module(f"smyrf.{name}")
         if name not in _SOURCES:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         value = getattr(import_module(_SOURCES[name]), name)

@@ -1,4 +1,4 @@
-"""`attention`: the function under everything, with the conventions of PyTorch's own.
+"""`attention`: the public function; conventions follow ``F.scaled_dot_product_attention``.
 
 Shapes: "…" any leading axes, N queries, M keys, D width, E value width.
 """
@@ -15,7 +15,7 @@ from smyrf.backends import check_backend, find_backend
 from smyrf.backends.dense import dense_attention
 from smyrf.call import Call, four_axes, why_dense
 from smyrf.grouping.group import group
-from smyrf.methods import Method, PerHead, check_method, is_one_block
+from smyrf.methods import CausalLayout, Layout, Method, PerHead, check_method, is_one_block
 from smyrf.seeds import check_generator, draw_seed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -50,8 +50,8 @@ def attention(
         enable_gqa: allow `heads` to be a multiple of `kv_heads`.
         generator: a seed or a generator makes clusters and dropout repeatable; None uses PyTorch's own. The same seed
             gives the same result for a row whatever the batch around it (dropout excepted).
-        backend: one of `smyrf.backends()`, by which the whole call runs, or None for the fastest: "native" on a CPU,
-            else "torch".
+        backend: one of `smyrf.backends()`, which runs every stage of the call, or None for the fastest: "native" on a
+            CPU, else "torch".
 
     Returns:
         ``(…, heads, N, E)``, in the dtype of `v`.
@@ -135,8 +135,18 @@ def serve(
     dropout_seed = None
     if call.dropout_p > 0.0:
         dropout_seed = seed if is_random and dropout_generator is generator else draw_seed(dropout_generator)
+    call = replace(call, seed=seed, dropout_seed=dropout_seed)
+    device = call.q.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # its dtype has been applied
+        with torch.autocast(device, enabled=False):
+            return _run_stages(call, method, backend, layout)
+    return _run_stages(call, method, backend, layout)
+
+
+def _run_stages(call: Call, method: Method, backend: str | None, layout: Layout | CausalLayout) -> Tensor:
+    """All stages of one backend."""
     run = find_backend(backend, call.q.device)
-    prepared = run.prepare(replace(call, seed=seed, dropout_seed=dropout_seed))
+    prepared = run.prepare(call)
     out, _ = run.attend(prepared, group(prepared, method, run, layout))
     return out.to(call.v.dtype)
 

@@ -1,4 +1,4 @@
-"""`Call`, the record of one attention call, and `why_dense`, the one decision how it is served.
+"""`Call`, the record of one attention call, and `why_dense`, which decides if a method or dense attention serves it.
 
 Shapes: batch, heads, N queries, M keys, D width, E value width.
 """

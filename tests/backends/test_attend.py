@@ -10,10 +10,12 @@ from problems import SEED, STRIDES, assert_close, attend, backends, fast, make_g
 from problems import output_and_gradients as derive
 from smyrf import Dense, Smyrf
 from smyrf.backends import BACKENDS
+from smyrf.backends import attend as attend_call
 from smyrf.backends.dropout import keep
 from smyrf.backends.reference.attend import merge_rounds
 from smyrf.backends.torch import attend as torch_attend
 from smyrf.backends.torch import gather, grouped_attention
+from smyrf.call import Call
 from smyrf.grouping.groups import FarKeys, Groups, all_pairs, pack, unpack
 
 
@@ -397,3 +399,21 @@ def test_dropout_of_any_seed_is_the_same_in_all_backends():
         ]
         for out in outs[1:]:
             torch.testing.assert_close(out, outs[0])
+
+
+@backends
+@pytest.mark.parametrize("which", ["queries", "keys"])
+@pytest.mark.parametrize("wrong", [4, -2])
+def test_an_index_out_of_range_is_refused_by_every_backend(backend, which, wrong):
+    x, index = torch.randn(1, 2, 4, 8), torch.arange(4).expand(2, 1, 4)
+    bad = index.clone()
+    bad[0, 0, 2] = wrong
+    with pytest.raises(IndexError, match=f"{wrong} of {which} is out of range"):
+        attend(x, x, x, [Groups(**{"queries": index, "keys": index, which: bad})], backend)
+
+
+def test_a_key_mask_beside_groups_is_refused():
+    x, index = torch.randn(1, 1, 4, 8), torch.arange(4).expand(1, 1, 4)
+    call = Call(x, x, x, 0.5, key_mask=torch.ones(1, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="key_mask must be None"):
+        attend_call(call, [Groups(index, index)])

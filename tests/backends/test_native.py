@@ -301,5 +301,5 @@ except ValueError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    why = "not available: it was not built when smyrf was installed, for want of a C++17 compiler"
+    why = "not available: it was not built when smyrf was installed, because no C++17 compiler was found"
     assert done.stdout.splitlines() == [why, f"backend='native' is {why}"]

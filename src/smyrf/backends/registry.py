@@ -88,7 +88,7 @@ def attend(call: Call, groups: Sequence[Groups], backend: str | None = None) -> 
     """
     chosen = find_backend(backend, call.q.device)
     _check(call, groups)
-    groups = [_with_int32(one) for one in groups]
+    groups = [_with_int32(one, call) for one in groups]
     out, lse = chosen.attend(chosen.prepare(call), groups)
     return out.to(call.v.dtype), lse
 
@@ -101,6 +101,8 @@ def _check(call: Call, groups: Sequence[Groups]) -> None:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
+    if call.key_mask is not None:
+        raise ValueError("call.key_mask must be None: groups hold -1 for masked keys")
     if call.dropout_p > 0.0 and call.dropout_seed is None:
         raise ValueError(f"dropout_p={call.dropout_p} needs a dropout_seed")
     if not groups:
@@ -118,14 +120,15 @@ def _check(call: Call, groups: Sequence[Groups]) -> None:
             _check_far(one, width, v.shape[3])
 
 
-def _with_int32(groups: Groups) -> Groups:
+def _with_int32(groups: Groups, call: Call) -> Groups:
     """The same list with int32 indices, checked before they are converted."""
-    if groups.queries.dtype == groups.keys.dtype == torch.int32:
-        return groups
-    for name, index in (("queries", groups.queries), ("keys", groups.keys)):
+    indices = [("queries", groups.queries, -1, call.n_queries), ("keys", groups.keys, -1, call.n_keys)]
+    if groups.far is not None:
+        indices.append(("far keys", groups.far.of_group, 0, groups.far.bias.shape[1]))
+    for name, index, least, end in indices:
         for value in (int(index.min()), int(index.max())) if index.numel() else ():
-            if not -(2**31) <= value < 2**31:
-                raise IndexError(f"groups: {value} of {name} is out of range for torch.int32")
+            if not least <= value < end:
+                raise IndexError(f"groups: {value} of {name} is out of range: it must be from {least} to {end - 1}")
     return replace(groups, queries=groups.queries.int(), keys=groups.keys.int())
 
 

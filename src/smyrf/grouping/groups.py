@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class FarKeys(NamedTuple):
-    """Keys that stand for many: a table of T per row, and which of them each group attends to.
+    """Far keys, each the summary of many keys: a table of T per row, and which of them each group attends to.
 
     Groups may share far keys: those of an upper level of Tangent attention belong to all groups below it, and are
     stored once.

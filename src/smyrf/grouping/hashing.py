@@ -61,7 +61,8 @@ def cross_polytope(x: Tensor, lifted: Lifted, vectors: Tensor) -> Tensor:
     for directions in vectors:  # one round at a time: the next line makes (batch, heads, R, N)
         rotated = _multiply(u, directions)
         up, down = rotated.max(-2), rotated.min(-2)
-        buckets.append(torch.where(up.values >= -down.values, up.indices, down.indices + len(directions)))
+        nearest = torch.where(up.values >= -down.values, up.indices, down.indices + len(directions))
+        buckets.append(nearest.masked_fill(~(up.values - down.values).isfinite(), 2 * len(directions)))  # NaN: the last
     return torch.stack(buckets, dim=2).float()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 try:
     import smyrf._native as native
 except ModuleNotFoundError:
-    MISSING = "it was not built when smyrf was installed, for want of a C++17 compiler"
+    MISSING = "it was not built when smyrf was installed, because no C++17 compiler was found"
 except ImportError as error:
     MISSING = str(error)
 else:

@@ -1,4 +1,4 @@
-"""`attend` as the equations say it: softmax inside each group, and the merge of eq. 15.
+"""`attend`, written directly from the equations: softmax inside each group, and the merge of eq. 15.
 
 Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, H lists, L groups, C query slots and S key
         slots per group, F far keys per group.

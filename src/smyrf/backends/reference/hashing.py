@@ -1,4 +1,4 @@
-"""Sort by hash as the equations say it: transform (eq. 4), project (eq. 14), sort.
+"""Sort by hash, written directly from the equations: transform (eq. 4), project (eq. 14), sort.
 
 Shapes: batch, heads, N queries, M keys, D width, X extra coordinates, H rounds.
 """
@@ -40,6 +40,7 @@ def _projections(u: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _buckets(u: Tensor, vectors: Tensor) -> Tensor:
-    """The nearest of the directions ±r_i of each round, (batch, heads, H, N)."""
+    """The nearest of the directions ±r_i of each round, (batch, heads, H, N); NaN and inf after all others."""
     rotated = torch.einsum("bhnx,rdx->bhrnd", u, vectors)  # (batch, heads, H, N, R)
-    return torch.cat([rotated, -rotated], dim=-1).argmax(-1).to(u.dtype)
+    both = torch.cat([rotated, -rotated], dim=-1)
+    return both.argmax(-1).masked_fill(~rotated.isfinite().all(-1), both.shape[-1]).to(u.dtype)

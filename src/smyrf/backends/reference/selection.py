@@ -1,4 +1,4 @@
-"""Select near keys and fold the others into far keys, as the equations say it, one row at a time.
+"""Select near keys and fold the others into far keys, written directly from the equations, one row at a time.
 
 For a group of keys let λ(q) = log Σ exp(q·k). Its tangent at the centroid q̄ of a cluster is λ(q̄) + (q − q̄)·k̃ with
 k̃ = Σ P k, P = softmax(q̄·k): one far key with the bias c = λ(q̄) − q̄·k̃ and the value ṽ = Σ P v. λ is convex, so a far

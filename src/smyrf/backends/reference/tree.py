@@ -1,4 +1,4 @@
-"""The joint tree of queries and keys as the equations say it, one row at a time.
+"""The joint tree of queries and keys, written directly from the equations, one row at a time.
 
 Shapes: B rows (batch × heads), N queries, M keys, D width, r directions, L leaves.
 """

@@ -53,7 +53,7 @@ def _attend(
     with torch.autocast(q.device.type, enabled=False), workspace(q.device) as scratch:
         for unit in units(lists):
             walk = Walk(vectors, lists, unit, scale=scale, dropout_p=dropout_p, seed=seed, scratch=scratch)
-            # One slot more than there are: what a query finds that stands in none.
+            # One slot more than there are, read by queries that are in no slot.
             o = scratch.get("o", (walk.n_slots + 1, v.shape[-1]), wide)  # Σ exp(S − base) v
             mass = scratch.get("mass", (walk.n_slots + 1,), wide)  # Σ exp(S − base)
             base = scratch.get("base", (walk.n_slots + 1,), wide)

@@ -1,4 +1,4 @@
-"""The far field: the keys that a cluster does not keep, folded into a few far keys.
+"""Fold the keys that a cluster does not keep into a few far keys.
 
 For a group of keys let λ(q) = log Σ exp(q·k). Its tangent at the cluster's centroid q̄ is λ(q̄) + (q − q̄)·k̃ with
 k̃ = Σ P k, P = softmax(q̄·k): one far key with a bias c = λ(q̄) − q̄·k̃ and the value ṽ = Σ P v. λ is convex, so

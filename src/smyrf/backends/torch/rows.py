@@ -1,4 +1,4 @@
-"""Rows of a call: one head of one batch entry each. Some at a time, so that what is made of them stays small.
+"""Rows of a call: one head of one batch entry each. They are processed in slices to bound memory.
 
 Shapes: batch, heads, B = batch · heads rows, R of them, N queries, M keys, D width.
 """

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from smyrf.backends import attend, find_backend
+from smyrf.backends import find_backend
 from smyrf.backends.reference.attend import slot_of
 from smyrf.call import Call
 from smyrf.grouping.group import group
@@ -67,8 +67,9 @@ class VisitedKeys:
 
     def __init__(self, head: Call, method: Method, seed: int) -> None:
         self.lists = method_groups(head, method, seed)
+        backend = find_backend(None, torch.device("cpu"))
         with torch.no_grad():
-            output, _ = attend(_on_cpu(head, seed), self.lists)
+            output, _ = backend.attend(backend.prepare(_on_cpu(head, seed)), self.lists)
         self.output = output[0, 0]  # (N, E)
         self.n_keys = head.n_keys
         # As int32: hundreds of rounds of long texts are kept.
