@@ -1,7 +1,6 @@
 """Tangent attention: what it promises beyond what all methods promise (tests/test_attention_*.py), on every backend."""
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,8 @@ from problems import (
     make_groups,
     output_and_gradients,
 )
-from smyrf import Dense, Tangent, attention
-from smyrf.backends import BACKENDS, find_backend
+from smyrf import Dense, Smyrf, Tangent, attention
+from smyrf.backends import find_backend
 from smyrf.backends.torch import candidates, gather, near, rows
 from smyrf.backends.torch.candidates import Candidates
 from smyrf.grouping.groups import FarKeys, Groups
@@ -179,14 +178,11 @@ def test_every_key_counts_once_at_the_centroid(backend, n_levels, is_masked):
 @masked
 @causal
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
-def test_all_backends_agree_with_gradients(backend, n_levels, is_masked, is_causal, dropout_p, monkeypatch):
+def test_all_backends_agree_with_gradients(backend, n_levels, is_masked, is_causal, dropout_p):
     """Every backend by its own stages, against the plain PyTorch of the reference: in float64, to rounding."""
     inputs = clustered_problem(260, 275, batch=2, heads=2, kv_heads=1) if is_causal else clustered_problem(batch=2)
     # With several levels, which masked keys fill up what a level keeps is a tie.
     mask = mask_of(is_masked, 2, inputs[1].shape[2], few=n_levels == 1)
-    if is_masked:  # in the tree, a masked key ties with the valid one in whose place it stands
-        tree = BACKENDS["reference"].build_tree
-        monkeypatch.setitem(BACKENDS, backend, replace(BACKENDS[backend], build_tree=tree))
     options = {"key_mask": mask, "is_causal": is_causal, "dropout_p": dropout_p, "enable_gqa": True, "generator": 3}
     found, expected = (
         output_and_gradients(lambda *x: attention(*x, method=method_of(n_levels), backend=name, **options), *inputs)  # noqa: B023
@@ -239,6 +235,16 @@ def test_the_reference_is_differentiable_twice(n_levels, is_masked):
 
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+
+
+@fast
+@pytest.mark.parametrize("method", [Tangent(30), Smyrf(2, 32)])
+def test_other_backends_refuse_a_second_gradient_in_one_sentence(backend, method):
+    q, k, v = (x.requires_grad_() for x in clustered_problem(200, 200, 8, 8, 1, 1, 1))
+    out = attention(q, k, v, method=method, backend=backend)
+    (grad,) = torch.autograd.grad(out.sum(), k, create_graph=True)
+    with pytest.raises(RuntimeError, match="backend='reference'"):
+        grad.sum().backward()
 
 
 @pytest.fixture

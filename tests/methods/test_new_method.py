@@ -20,6 +20,7 @@ class Strided(Method):
     """Query i meets the keys j ≡ i modulo `step`."""
 
     kind: ClassVar[str] = "strided"
+    typed: ClassVar[str] = "strided:4 (every fourth key)"
 
     step: int = 4
 
@@ -32,7 +33,7 @@ class Strided(Method):
 
     @classmethod
     def parse_size(cls, text):
-        return {"step": int(text)}
+        return {"step": int(text)} if text else {}
 
 
 def strided_groups(call, method, layout, backend):
@@ -115,8 +116,11 @@ def test_it_has_cost_label_and_json():
 def test_it_can_be_typed():
     assert parse_method("strided:5") == Strided(5)
     assert parse_methods("dense,strided:5,tangent:0.25")[1] == Strided(5)
-    with pytest.raises(ValueError, match="is not a method"):
+    assert parse_method("strided") == Strided()
+    with pytest.raises(ValueError, match=r"is not a method.*strided:4 \(every fourth key\)"):
         parse_method("strided:five")
+    with pytest.raises(ValueError, match="its size is missing"):
+        parse_method("strided:")
 
 
 def test_a_module_takes_it():

@@ -1,4 +1,4 @@
-"""Fake implementations and autograd registration shared by the `attend` operators of the backends."""
+"""Registration of operators: fake implementations and gradients that the backends share."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ def register(forward: CustomOpDef, backward: CustomOpDef) -> None:
     forward.register_fake(_fake_forward)
     backward.register_fake(_fake_backward)
     forward.register_autograd(_gradient_by(backward), setup_context=_setup_context)
+    refuse_second_gradient(backward)
+
+
+def refuse_second_gradient(backward: CustomOpDef) -> None:
+    """Let a gradient of the operator `backward`, which is itself a gradient, raise with a way out."""
+
+    def differentiate(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            "this backend has no second derivatives: call attention(…, backend='reference'), which has them"
+        )
+
+    backward.register_autograd(differentiate)
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from smyrf.methods.base import Layout, Method
 from smyrf.methods.causal import BASE_LENGTH, CausalLayout, CausalPart, is_one_block
 from smyrf.methods.dense import Dense
 from smyrf.methods.levels import Level
-from smyrf.methods.parsing import GRAMMAR, parse_method, parse_methods
+from smyrf.methods.parsing import parse_method, parse_methods
 from smyrf.methods.per_head import PerHead
 from smyrf.methods.registry import METHODS, check_method, method_from_dict
 from smyrf.methods.smyrf import HASHINGS, TRANSFORMS, Smyrf, SmyrfLayout
@@ -12,7 +12,6 @@ from smyrf.methods.tangent import Tangent, TangentLayout
 
 __all__ = [
     "BASE_LENGTH",
-    "GRAMMAR",
     "HASHINGS",
     "METHODS",
     "TRANSFORMS",

@@ -51,6 +51,7 @@ class Method(ABC):
 
     Attributes:
         kind: name in JSON and on the command line.
+        typed: how it is typed on the command line, with an example; "" if only JSON can describe it.
         is_random: whether a call draws random numbers.
         has_far_keys: whether its groups hold keys computed from k and v, through which gradients flow.
         is_dense: whether it is dense attention by definition, whatever the sizes.
@@ -58,6 +59,7 @@ class Method(ABC):
     """
 
     kind: ClassVar[str]
+    typed: ClassVar[str] = ""
     is_random: ClassVar[bool] = False
     has_far_keys: ClassVar[bool] = False
     is_dense: ClassVar[bool] = False
@@ -178,8 +180,10 @@ class Method(ABC):
 
     @classmethod
     def parse_size(cls, text: str) -> dict[str, Any]:
-        """Options from the size after a kind, such as "8x32"; raises ValueError if it cannot be read."""
-        raise ValueError(f"{cls.kind} takes no size")
+        """Options from the size after a kind, such as "8x32", or "" without one; raises ValueError if it is wrong."""
+        if text:
+            raise ValueError(f"{cls.kind} takes no size")
+        return {}
 
 
 def dense_layout(n_queries: int, n_keys: int) -> Layout:

@@ -18,6 +18,7 @@ class Dense(Method):
     """
 
     kind: ClassVar[str] = "dense"
+    typed: ClassVar[str] = "dense"
     is_dense: ClassVar[bool] = True
 
     def _plan(self, n_queries: int, n_keys: int) -> Layout:

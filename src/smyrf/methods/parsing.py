@@ -8,14 +8,6 @@ from smyrf.methods.base import Method
 from smyrf.methods.numbers import typed_number
 from smyrf.methods.registry import METHODS, method_from_dict
 
-# What `parse_method` reads, for messages and help.
-GRAMMAR = (
-    "dense, tangent:0.25 (share of the keys), tangent:128 (key visits) or smyrf:8x32 (rounds × cluster size), with "
-    "options after commas as in tangent:0.25,levels=2"
-)
-# Kinds that only JSON can describe.
-NOT_TYPED = ("per_head",)
-
 
 def parse_method(text: str) -> Method:
     """The method that a user has typed: a kind, its size after a colon, options after commas.
@@ -32,13 +24,11 @@ def parse_method(text: str) -> Method:
     head, *options = text.split(",")
     kind, colon, size = head.partition(":")
     try:
-        if kind not in METHODS or kind in NOT_TYPED or (kind == "dense" and colon):
+        if kind not in METHODS or not METHODS[kind].typed:
             raise ValueError(f"{head!r} is unknown")
-        data: dict[str, Any] = {"kind": kind}
-        if kind != "dense":
-            if not colon:
-                raise ValueError("its size is missing")
-            data |= METHODS[kind].parse_size(size)
+        if colon and not size:
+            raise ValueError("its size is missing")
+        data: dict[str, Any] = {"kind": kind, **METHODS[kind].parse_size(size)}
         for option in options:
             name, equals, value = option.partition("=")
             if not equals or name in data:
@@ -47,7 +37,13 @@ def parse_method(text: str) -> Method:
             data[name] = flags.get(value, typed_number(value) if value[:1].isdecimal() else value)
         return method_from_dict(data)
     except ValueError as error:
-        raise ValueError(f"{text!r} is not a method: {error}; write {GRAMMAR}") from error
+        raise ValueError(f"{text!r} is not a method: {error}; write {_forms()}") from error
+
+
+def _forms() -> str:
+    """All forms that can be typed, for messages."""
+    forms = [method.typed for method in METHODS.values() if method.typed]
+    return f"{', '.join(forms[:-1])} or {forms[-1]}, with options after commas as in tangent:0.25,levels=2"
 
 
 def parse_methods(text: str) -> tuple[Method, ...]:

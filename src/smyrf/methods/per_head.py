@@ -31,7 +31,7 @@ class PerHead(Method):
             raise TypeError(f"methods={self.methods!r} must be a tuple with a method for each head")
         for method in self.methods:
             if not isinstance(method, Method) or isinstance(method, PerHead):
-                raise TypeError(f"methods must be of Smyrf, Tangent and Dense, not {method!r}")
+                raise TypeError(f"methods must hold methods for single heads, such as Tangent(64), not {method!r}")
 
     @property
     def is_random(self) -> bool:  # type: ignore[override]

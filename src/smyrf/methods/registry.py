@@ -10,7 +10,7 @@ from smyrf.methods.per_head import PerHead
 from smyrf.methods.smyrf import Smyrf
 from smyrf.methods.tangent import Tangent
 
-METHODS: dict[str, type[Method]] = {method.kind: method for method in (Smyrf, Tangent, Dense, PerHead)}
+METHODS: dict[str, type[Method]] = {method.kind: method for method in (Dense, Tangent, Smyrf, PerHead)}
 
 
 def method_from_dict(data: object) -> Method:
@@ -52,4 +52,5 @@ def check_method(method: object) -> None:
         return
     if isinstance(method, type) and issubclass(method, Method):
         raise TypeError(f"method={method!r} must be an instance: write {method.__name__}()")
-    raise TypeError(f"method={method!r} must be a Smyrf, a Tangent, a Dense or a PerHead, not {type(method).__name__}")
+    known = ", ".join(one.__name__ for one in METHODS.values())
+    raise TypeError(f"method={method!r} must be a method ({known}), not {type(method).__name__}")

@@ -45,6 +45,7 @@ class Smyrf(Method):
     """
 
     kind: ClassVar[str] = "smyrf"
+    typed: ClassVar[str] = "smyrf:8x32 (rounds × cluster size)"
     is_random: ClassVar[bool] = True
     is_scalable: ClassVar[bool] = True
 

@@ -51,6 +51,7 @@ class Tangent(Method):
     """
 
     kind: ClassVar[str] = "tangent"
+    typed: ClassVar[str] = "tangent:0.25 (share of the keys), tangent:128 (key visits)"
     has_far_keys: ClassVar[bool] = True
     is_scalable: ClassVar[bool] = True
 
@@ -130,4 +131,6 @@ class Tangent(Method):
             >>> Tangent.parse_size("0.25"), Tangent.parse_size("128")
             ({'budget': 0.25}, {'budget': 128})
         """
+        if not text:
+            raise ValueError("its size is missing")
         return {"budget": typed_number(text)}

@@ -337,7 +337,7 @@ def test_accumulated_parts_see_the_same_images(pictures, tmp_path):
         (["{n}", "--log-every", "0"], "--log-every 0 must be at least 1"),
         (["{n}", "--colours", "2"], "n_colours=2 must be 1 or 3"),
         (["{n}", "--adapt-every", "5"], "--adapt-every 5 needs --max-error"),
-        (["{n}", "--resolution", "32", "--max-error", "0.1"], "max_error=0.1 needs Smyrf or Tangent attention, not"),
+        (["{n}", "--resolution", "32", "--max-error", "0.1"], "max_error=0.1 needs a method with a size, not"),
         (["{n}", "--resolution", "32", "--method", "tangent:0.5", "--max-error", "-1"], "max_error=-1.0 must be"),
         (["nowhere"], "nowhere is neither a folder nor an .npz file"),
     ],

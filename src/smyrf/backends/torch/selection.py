@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from smyrf.backends.forward_mode import refuse_forward_mode
+from smyrf.backends.operators import refuse_second_gradient
 from smyrf.backends.torch import far, near
 from smyrf.backends.torch.candidates import Candidates, narrow
 from smyrf.backends.torch.rows import finite, row_slices, take, take_mask, take_rows
@@ -392,3 +393,4 @@ def register_gradient(operator: Any) -> None:
 
 
 register_gradient(_select_and_fold)
+refuse_second_gradient(_select_and_fold_backward)

@@ -70,8 +70,8 @@ class Recipe:
         check_between(self, ("beta1", "beta2", "ema"), 1.0, zero=True)
         if self.max_error is not None:
             check_target(self.max_error)
-            if not isinstance(self.config.method, Smyrf | Tangent):
-                raise ValueError(f"max_error={self.max_error} needs Smyrf or Tangent attention, not {self.label}")
+            if not self.config.method.is_scalable:
+                raise ValueError(f"max_error={self.max_error} needs a method with a size, not {self.label}")
         check_seed(self.seed, bits=32)
 
     @property
