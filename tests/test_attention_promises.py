@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import oracle
 from problems import TANGENTS, default_too, fast, problem
-from smyrf import Dense, Smyrf, attention, methods
+from smyrf import Dense, Smyrf, Tangent, attention, methods
 from smyrf.backends import BACKENDS
 
 # --- exact mode ---------------------------------------------------------------------------------------
@@ -285,3 +285,50 @@ def test_more_rounds_and_larger_clusters_lower_the_error():
     assert error(Smyrf(16, 32)) < error(Smyrf(4, 32)) < error(Smyrf(1, 32))
     assert error(Smyrf(4, 128)) < error(Smyrf(4, 32))
     assert error(Smyrf(16, 32, deduplicate=True)) < error(Smyrf(16, 32))
+
+
+# --- NaN and infinity -----------------------------------------------------------------------------------
+
+
+@default_too
+@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 32), *TANGENTS], ids=lambda method: method.label)
+@pytest.mark.parametrize("length", [90, 600])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_comes_later_reaches_no_causal_output(backend, method, length, masked, bad):
+    """Not even NaN or infinity in a later key or value; outputs that see it are what dense attention makes of it."""
+    at = length - 33
+    q, k, v = problem(length, length, 8, 6, 1, 2, 1)
+    mask = (torch.rand(1, length) < 0.8) if masked else None
+    if masked:
+        mask[:, 0] = mask[:, at] = True
+    options = {"method": method, "is_causal": True, "key_mask": mask, "enable_gqa": True, "generator": 3}
+    clean_k, clean_v = k.clone(), v.clone()
+    clean_k[:, :, at] = 0.0
+    clean_v[:, :, at, 2] = 0.0
+    k[:, :, at, 1] = bad
+    q.requires_grad_()
+    out = attention(q, k, v, backend=backend, **options)
+    clean = attention(q, clean_k, v, backend=backend, **options)
+    torch.testing.assert_close(out[:, :, :at], clean[:, :, :at], rtol=0, atol=0)
+    assert out[:, :, at:].isnan().all()
+    (dq,) = torch.autograd.grad(out[:, :, :at].sum(), q)
+    assert dq.isfinite().all()
+    k = clean_k
+    v[:, :, at, 2] = bad
+    out = attention(q, k, v, backend=backend, **options)
+    clean = attention(q, k, clean_v, backend=backend, **options)
+    torch.testing.assert_close(out[:, :, :at], clean[:, :, :at], rtol=0, atol=0)
+    torch.testing.assert_close(out[:, :, at:, 2].detach(), torch.full((1, 2, 33), bad), equal_nan=True)
+    torch.testing.assert_close(out[..., [0, 1, 3, 4, 5]], clean[..., [0, 1, 3, 4, 5]], rtol=0, atol=0)
+
+
+@default_too
+def test_a_masked_key_that_is_not_finite_reaches_no_causal_output(backend):
+    q, k, v = problem(300, 300, 8, 6, 1, 2, 2)
+    mask = torch.ones(1, 300, dtype=torch.bool)
+    mask[:, 40] = False
+    options = {"method": Tangent(40), "is_causal": True, "key_mask": mask, "backend": backend}
+    clean = attention(q, k, v, **options)
+    k[:, :, 40], v[:, :, 40] = torch.nan, torch.inf
+    torch.testing.assert_close(attention(q, k, v, **options), clean)

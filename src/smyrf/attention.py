@@ -15,6 +15,7 @@ from smyrf.backends import check_backend, find_backend
 from smyrf.backends.dense import dense_attention
 from smyrf.call import Call, four_axes, why_dense
 from smyrf.grouping.group import group
+from smyrf.grouping.nonfinite import separate_nonfinite
 from smyrf.methods import CausalLayout, Layout, Method, PerHead, check_method, is_one_block
 from smyrf.seeds import check_generator, draw_seed
 
@@ -122,6 +123,21 @@ def serve(
         return _by_head(call, method, backend, generator, dropout_generator)
     if call.q.numel() == 0:
         return dense_attention(call)
+    if call.is_causal:
+        call, rest = separate_nonfinite(call)
+        if rest is not None:
+            return _serve_finite(call, method, backend, generator, dropout_generator) + rest
+    return _serve_finite(call, method, backend, generator, dropout_generator)
+
+
+def _serve_finite(
+    call: Call,
+    method: Method,
+    backend: str | None,
+    generator: torch.Generator | int | None,
+    dropout_generator: torch.Generator | int | None,
+) -> Tensor:
+    """`serve` for one method; a causal call has finite keys and values."""
     layout = call.plan(method)
     # PyTorch's function takes a causal mask together with a key mask only as an N × M matrix, which is made only for
     # short sequences, and takes no generator for its dropout. There, and where a backend is asked for, exact attention
