@@ -22,12 +22,12 @@ void check_length(const char* name, int64_t value) {
     if (value > std::numeric_limits<int32_t>::max()) refuse(name, value, "must be below 2^31");
 }
 
-// A tensor of `n` elements. An empty one may have no address.
-void check_tensor(const char* name, const void* address, int64_t n) {
-    if (address == nullptr && n > 0) throw std::invalid_argument(std::string(name) + " has no address");
+void check_execution(const Execution& execution) {
+    constexpr int MOST_THREADS = 4096;
+    check_at_least(1, "threads", execution.threads);
+    if (execution.threads > MOST_THREADS)
+        refuse("threads", execution.threads, "must be at most " + std::to_string(MOST_THREADS));
 }
-
-void check_execution(const Execution& execution) { check_at_least(1, "threads", execution.threads); }
 
 template <class Params>
 void check_heads(const Params& params) {
@@ -41,7 +41,6 @@ void check_heads(const Params& params) {
 // The indices of all rows must be in [least, length).
 void check_indices(const char* name, const int32_t* indices, int64_t row_stride, int64_t n_rows, int64_t n,
                    int64_t least, int64_t length) {
-    check_tensor(name, indices, n_rows * n);
     for (int64_t row = 0; row < (row_stride == 0 ? std::min<int64_t>(n_rows, 1) : n_rows); ++row) {
         const int32_t* at = indices + row * row_stride;
         int32_t low = std::numeric_limits<int32_t>::max(), high = -1;
@@ -66,9 +65,6 @@ void check_list(const GroupList& list, const AttendParams& params) {
     check_at_least(0, "n_per_group", far.n_per_group);
     check_length("n_rows", far.n_rows);
     if (list.causal && far.n_per_group > 0) throw std::invalid_argument("a causal list cannot have far keys");
-    check_tensor("far.keys", far.keys, n_rows * far.n_rows * params.width);
-    check_tensor("far.values", far.values, n_rows * far.n_rows * params.value_width);
-    check_tensor("far.bias", far.bias, n_rows * far.n_rows);
     check_indices("far keys", far.index, 0, n_rows, list.n_groups * far.n_per_group, 0, far.n_rows);
 }
 
@@ -83,36 +79,8 @@ void check(const AttendParams& params) {
     check_at_least(0, "value_width", params.value_width);
     if (!(params.dropout_p >= 0.0 && params.dropout_p <= 1.0))
         throw std::invalid_argument("dropout_p must be in [0, 1]");
-    check_tensor("q", params.q.address, params.batch * params.heads * params.n_queries * params.width);
-    check_tensor("k", params.k.address, params.batch * params.kv_heads * params.n_keys * params.width);
-    check_tensor("v", params.v.address, params.batch * params.kv_heads * params.n_keys * params.value_width);
     if (params.lists.empty()) throw std::invalid_argument("there is no list of groups");
     for (const GroupList& list : params.lists) check_list(list, params);
-}
-
-void check(const AttendParams& params, const AttendOutput& output) {
-    check(params);
-    const int64_t n = params.batch * params.heads * params.n_queries;
-    check_tensor("out", output.out, n * params.value_width);
-    check_tensor("lse", output.lse, n);
-}
-
-void check(const AttendParams& params, const AttendGradients& gradients) {
-    check(params);
-    const int64_t n = params.batch * params.heads * params.n_queries,
-                  m = params.batch * params.kv_heads * params.n_keys;
-    check_tensor("grad", gradients.grad.address, n * params.value_width);
-    check_tensor("out", gradients.out, n * params.value_width);
-    check_tensor("lse", gradients.lse, n);
-    check_tensor("dq", gradients.dq, n * params.width);
-    check_tensor("dk", gradients.dk, m * params.width);
-    check_tensor("dv", gradients.dv, m * params.value_width);
-    for (const GroupList& list : params.lists) {
-        const int64_t n_far = params.batch * params.heads * list.far.n_rows;
-        check_tensor("far.d_keys", list.far.d_keys, n_far * params.width);
-        check_tensor("far.d_values", list.far.d_values, n_far * params.value_width);
-        check_tensor("far.d_bias", list.far.d_bias, n_far);
-    }
 }
 
 void check(const HashParams& params) {
@@ -122,12 +90,6 @@ void check(const HashParams& params) {
     check_length("n_keys", params.n_keys);
     check_at_least(1, "width", params.width);
     check_at_least(0, "n_hashes", params.n_hashes);
-    const int64_t n_rows = params.batch * params.heads;
-    check_tensor("q", params.q.address, n_rows * params.n_queries * params.width);
-    check_tensor("k", params.k.address, params.batch * params.kv_heads * params.n_keys * params.width);
-    check_tensor("vectors", params.vectors, params.n_hashes * (params.width + 2));
-    check_tensor("q_order", params.q_order, n_rows * params.n_hashes * params.n_queries);
-    check_tensor("k_order", params.k_order, n_rows * params.n_hashes * params.n_keys);
 }
 
 void check(const LevelParams& params) {
@@ -143,23 +105,12 @@ void check(const LevelParams& params) {
     check_at_least(params.n_candidates, "n_keys", params.n_keys);
     check_at_least(0, "n_far", params.n_far);
     check_at_least(0, "leaves_per_cluster", params.leaves_per_cluster);
-    const int64_t n_rows = params.batch * params.heads, n_clusters = params.n_parents * params.fan_out;
+    const int64_t n_rows = params.batch * params.heads;
     if (n_rows == 0 ? params.n_parents != 0 : params.n_parents % n_rows != 0)
         refuse("n_parents", params.n_parents, "must be a multiple of batch · heads=" + std::to_string(n_rows));
     if (params.candidates == nullptr && params.n_candidates != params.n_keys)
         refuse("n_candidates", params.n_candidates,
                "without candidates must be n_keys=" + std::to_string(params.n_keys));
-    check_tensor("k", params.k.address, params.batch * params.kv_heads * params.n_keys * params.width);
-    check_tensor("v", params.v.address, params.batch * params.kv_heads * params.n_keys * params.value_width);
-    check_tensor("key_spread", params.key_spread, n_rows * params.n_keys);
-    check_tensor("value_weight", params.value_weight, n_rows * params.n_keys);
-    check_tensor("leaf_of_key", params.leaf_of_key, n_rows * params.n_keys);
-    check_tensor("centroids", params.centroids, n_clusters * params.width);
-    check_tensor("spread", params.spread, n_clusters);
-    check_tensor("kept", params.kept, n_clusters * params.n_near);
-    check_tensor("far_keys", params.far_keys, n_clusters * params.n_far * params.width);
-    check_tensor("far_values", params.far_values, n_clusters * params.n_far * params.value_width);
-    check_tensor("far_bias", params.far_bias, n_clusters * params.n_far);
     check_indices("order", params.order, params.n_keys, n_rows, params.n_keys, 0, params.n_keys);
     if (params.candidates != nullptr)
         check_indices("candidates", params.candidates, params.n_candidates, params.n_parents, params.n_candidates, 0,

@@ -1,4 +1,4 @@
-// Checks of the parameters of a call, before a kernel reads or writes anything.
+// Checks of sizes and indices, before a kernel reads or writes anything. Addresses are tensor.h's concern.
 #pragma once
 
 #include "params.h"
@@ -7,8 +7,6 @@ namespace smyrf {
 
 // Each throws std::invalid_argument for sizes that cannot be, and std::out_of_range for an index outside of its tensor.
 void check(const AttendParams& params);
-void check(const AttendParams& params, const AttendOutput& output);
-void check(const AttendParams& params, const AttendGradients& gradients);
 void check(const HashParams& params);
 void check(const LevelParams& params);
 

@@ -1,172 +1,255 @@
-// The Python module `smyrf._native`: the structs of params.h with keyword constructors, and the kernels.
+// The Python module `smyrf._native`: kernels that take tensors.
 //
-// A keyword and the member that it sets are one word of this file, so that they cannot be confused. An address is an
-// integer, `tensor.data_ptr()`; 0 stands for no tensor. Callers keep the tensors alive.
+// Sizes, strides and addresses are read from the tensors and checked here, in one place; nothing that Python passes is
+// trusted. A tensor must not be resized by another thread during a call.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <new>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "checks.h"
 #include "dispatch.h"
 #include "params.h"
+#include "tensor.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace {
 
-// Each assigns a value from Python to a member, and returns false if it has another type.
-template <class T>
-bool assign(T& member, nb::handle value) {
-    return nb::try_cast(value, member);
-}
-template <class T>
-bool assign(T*& member, nb::handle value) {
-    uintptr_t address = 0;
-    if (!nb::try_cast(value, address)) return false;
-    member = reinterpret_cast<T*>(address);
-    return true;
-}
-bool assign(smyrf::FarKeys& member, nb::handle value) { return value.is_none() || nb::try_cast(value, member); }
+using smyrf::Dtype;
+using smyrf::Tensor;
+constexpr int64_t ANY = Tensor::ANY;
 
-template <class Struct>
-struct Field {
-    const char* name;
-    bool required;
-    bool (*set)(Struct&, nb::handle);
-    PyObject* keyword;  // interned, and never freed
-
-    Field(const char* n, bool is_required, bool (*setter)(Struct&, nb::handle))
-        : name(n), required(is_required), set(setter), keyword(PyUnicode_InternFromString(n)) {}
+// Far keys and lists of groups, as Python builds them.
+struct FarKeys {
+    nb::object keys, values, bias, index, d_keys, d_values, d_bias;
+};
+struct GroupList {
+    nb::object queries, keys;
+    bool causal;
+    nb::object multiplicity, far;
 };
 
-#define REQUIRED(member) {#member, true, [](auto& object, nb::handle value) { return assign(object.member, value); }}
-#define OPTIONAL(member) {#member, false, [](auto& object, nb::handle value) { return assign(object.member, value); }}
-
-// Binds a struct with a constructor that takes exactly these keywords.
-template <class Struct>
-void bind(nb::module_& m, const char* struct_name, const std::vector<Field<Struct>>& fields) {
-    nb::class_<Struct>(m, struct_name).def("__init__", [fields, struct_name](Struct* self, const nb::kwargs& given) {
-        const auto refuse = [&](const std::string& why) {
-            throw nb::type_error((std::string(struct_name) + ": " + why).c_str());
-        };
-        Struct built;
-        size_t n_found = 0;
-        for (const Field<Struct>& field : fields) {
-            PyObject* value = PyDict_GetItemWithError(given.ptr(), field.keyword);
-            if (value == nullptr) {
-                if (field.required) refuse(std::string("missing argument ") + field.name);
-                continue;
-            }
-            ++n_found;
-            if (!field.set(built, value)) refuse(std::string(field.name) + " has the wrong type, or is out of range");
-        }
-        if (n_found != given.size()) {
-            std::string unknown;
-            for (const auto& [key, value] : given) {
-                bool known = false;
-                for (const Field<Struct>& field : fields) known |= nb::cast<std::string>(key) == field.name;
-                if (!known) unknown += " " + nb::cast<std::string>(key);
-            }
-            refuse("unexpected argument" + unknown);
-        }
-        new (self) Struct(std::move(built));
-    });
-}
-
-void bind_structs(nb::module_& m) {
-    bind<smyrf::Execution>(m, "Execution", {REQUIRED(double_precision), REQUIRED(threads), OPTIONAL(isa)});
-    bind<smyrf::Rows>(m, "Rows",
-                      {REQUIRED(address), REQUIRED(batch_stride), REQUIRED(head_stride), REQUIRED(row_stride)});
-    bind<smyrf::FarKeys>(m, "FarKeys",
-                         {REQUIRED(n_rows), REQUIRED(n_per_group), REQUIRED(keys), REQUIRED(values), REQUIRED(bias),
-                          REQUIRED(index), OPTIONAL(d_keys), OPTIONAL(d_values), OPTIONAL(d_bias)});
-    bind<smyrf::GroupList>(m, "GroupList",
-                           {REQUIRED(n_groups), REQUIRED(n_query_slots), REQUIRED(n_key_slots), REQUIRED(queries),
-                            REQUIRED(queries_row_stride), REQUIRED(keys), REQUIRED(keys_row_stride), REQUIRED(causal),
-                            OPTIONAL(multiplicity), OPTIONAL(far)});
-    bind<smyrf::AttendParams>(
-        m, "AttendParams",
-        {REQUIRED(execution), REQUIRED(batch), REQUIRED(heads), REQUIRED(kv_heads), REQUIRED(n_queries),
-         REQUIRED(n_keys), REQUIRED(width), REQUIRED(value_width), REQUIRED(q), REQUIRED(k), REQUIRED(v),
-         REQUIRED(lists), REQUIRED(scale), OPTIONAL(dropout_p), OPTIONAL(seed)});
-    bind<smyrf::AttendOutput>(m, "AttendOutput", {REQUIRED(out), REQUIRED(lse)});
-    bind<smyrf::AttendGradients>(
-        m, "AttendGradients", {REQUIRED(grad), REQUIRED(out), REQUIRED(lse), REQUIRED(dq), REQUIRED(dk), REQUIRED(dv)});
-    bind<smyrf::HashParams>(
-        m, "HashParams",
-        {REQUIRED(execution), REQUIRED(batch), REQUIRED(heads), REQUIRED(kv_heads), REQUIRED(n_queries),
-         REQUIRED(n_keys), REQUIRED(width), REQUIRED(n_hashes), REQUIRED(q), REQUIRED(k), OPTIONAL(key_mask),
-         REQUIRED(vectors), REQUIRED(scale), REQUIRED(q_order), REQUIRED(k_order)});
-    bind<smyrf::LevelParams>(m, "LevelParams",
-                             {REQUIRED(execution),
-                              REQUIRED(batch),
-                              REQUIRED(heads),
-                              REQUIRED(kv_heads),
-                              REQUIRED(n_keys),
-                              REQUIRED(width),
-                              REQUIRED(value_width),
-                              REQUIRED(k),
-                              REQUIRED(v),
-                              OPTIONAL(key_mask),
-                              REQUIRED(order),
-                              REQUIRED(leaf_of_key),
-                              REQUIRED(key_spread),
-                              REQUIRED(value_weight),
-                              REQUIRED(n_parents),
-                              REQUIRED(fan_out),
-                              REQUIRED(n_candidates),
-                              REQUIRED(n_near),
-                              REQUIRED(n_far),
-                              OPTIONAL(candidates),
-                              REQUIRED(leaves_per_cluster),
-                              REQUIRED(centroids),
-                              REQUIRED(spread),
-                              REQUIRED(kept),
-                              REQUIRED(kept_row_stride),
-                              REQUIRED(far_keys),
-                              REQUIRED(far_keys_row_stride),
-                              REQUIRED(far_values),
-                              REQUIRED(far_values_row_stride),
-                              REQUIRED(far_bias),
-                              REQUIRED(far_bias_row_stride)});
+smyrf::Execution execution(const Tensor& x, int threads, const std::string& isa) {
+    if (!x.is_floating_point()) x.expect(Dtype::float32, {});
+    return {x.dtype() == Dtype::float64, threads, isa};
 }
 
 const smyrf::Kernels& kernels(const smyrf::Execution& execution) { return smyrf::find(execution.isa); }
 
-void attend_forward(const smyrf::AttendParams& params, const smyrf::AttendOutput& output) {
-    check(params, output);
+// The shapes of q, k and v, and all that follows from them.
+template <class Params>
+void read_sizes(Params& params, const Tensor& q, const Tensor& k) {
+    const Dtype dtype = q.dtype();
+    q.expect(dtype, {ANY, ANY, ANY, ANY});
+    params.batch = q.size(0), params.heads = q.size(1), params.n_queries = q.size(2), params.width = q.size(3);
+    k.expect(dtype, {params.batch, ANY, ANY, params.width});
+    params.kv_heads = k.size(1), params.n_keys = k.size(2);
+    params.q = q.rows(), params.k = k.rows();
+}
+
+const bool* read_mask(nb::handle key_mask, int64_t batch, int64_t n_keys) {
+    if (key_mask.is_none()) return nullptr;
+    return static_cast<const bool*>(Tensor(key_mask, "key_mask").expect(Dtype::boolean, {batch, n_keys}).contiguous());
+}
+
+smyrf::FarKeys read_far(const FarKeys& far, const smyrf::AttendParams& params, Dtype dtype, int64_t n_groups,
+                        bool backward) {
+    const int64_t n_rows = params.batch * params.heads;
+    const Tensor keys(far.keys, "far.keys"), index(far.index, "far.index");
+    keys.expect(dtype, {n_rows, ANY, params.width});
+    index.expect(Dtype::int32, {n_groups, ANY});
+    smyrf::FarKeys read;
+    read.n_rows = keys.size(1), read.n_per_group = index.size(1);
+    read.keys = keys.contiguous(), read.index = static_cast<int32_t*>(index.contiguous());
+    const auto values_of = [&](const nb::object& x, const char* name) {
+        return Tensor(x, name).expect(dtype, {n_rows, read.n_rows, params.value_width}).contiguous();
+    };
+    const auto bias_of = [&](const nb::object& x, const char* name) {
+        return Tensor(x, name).expect(dtype, {n_rows, read.n_rows}).contiguous();
+    };
+    read.values = values_of(far.values, "far.values"), read.bias = bias_of(far.bias, "far.bias");
+    if (!backward) return read;
+    read.d_keys = Tensor(far.d_keys, "far.d_keys").expect(dtype, {n_rows, read.n_rows, params.width}).contiguous();
+    read.d_values = values_of(far.d_values, "far.d_values"), read.d_bias = bias_of(far.d_bias, "far.d_bias");
+    return read;
+}
+
+smyrf::GroupList read_list(const GroupList& list, const smyrf::AttendParams& params, Dtype dtype, bool backward) {
+    const int64_t n_rows = params.batch * params.heads;
+    const Tensor queries(list.queries, "queries"), keys(list.keys, "keys");
+    queries.expect(Dtype::int32, {n_rows, ANY, ANY});
+    keys.expect(Dtype::int32, {n_rows, queries.size(1), ANY});
+    smyrf::GroupList read;
+    read.n_groups = queries.size(1), read.n_query_slots = queries.size(2), read.n_key_slots = keys.size(2);
+    read.queries = static_cast<int32_t*>(queries.contiguous_rows(read.queries_row_stride));
+    read.keys = static_cast<int32_t*>(keys.contiguous_rows(read.keys_row_stride));
+    read.causal = list.causal;
+    if (!list.multiplicity.is_none())
+        read.multiplicity = static_cast<int16_t*>(
+            Tensor(list.multiplicity, "multiplicity")
+                .expect(Dtype::int16, {n_rows, read.n_groups, read.n_query_slots, read.n_key_slots})
+                .contiguous());
+    if (!list.far.is_none()) {
+        FarKeys far;
+        if (!nb::try_cast(list.far, far)) throw nb::type_error("far must be FarKeys or None");
+        read.far = read_far(far, params, dtype, read.n_groups, backward);
+    }
+    return read;
+}
+
+// The parameters that both directions of `attend` share.
+smyrf::AttendParams read_attend(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<GroupList>& lists,
+                                double scale, double dropout_p, int64_t seed, int threads, const std::string& isa,
+                                bool backward) {
+    smyrf::AttendParams params;
+    params.execution = execution(q, threads, isa);
+    read_sizes(params, q, k);
+    v.expect(q.dtype(), {params.batch, params.kv_heads, params.n_keys, ANY});
+    params.value_width = v.size(3), params.v = v.rows();
+    for (const GroupList& list : lists) params.lists.push_back(read_list(list, params, q.dtype(), backward));
+    params.scale = scale, params.dropout_p = dropout_p, params.seed = seed;
+    return params;
+}
+
+void attend_forward(nb::handle q, nb::handle k, nb::handle v, const std::vector<GroupList>& lists, double scale,
+                    double dropout_p, int64_t seed, nb::handle out, nb::handle lse, int threads,
+                    const std::string& isa) {
+    const Tensor of_q(q, "q"), of_out(out, "out"), of_lse(lse, "lse");
+    const smyrf::AttendParams params =
+        read_attend(of_q, Tensor(k, "k"), Tensor(v, "v"), lists, scale, dropout_p, seed, threads, isa, false);
+    of_out.expect(of_q.dtype(), {params.batch, params.heads, params.n_queries, params.value_width});
+    of_lse.expect(of_q.dtype(), {params.batch, params.heads, params.n_queries});
+    const smyrf::AttendOutput output{of_out.contiguous(), of_lse.contiguous()};
+    const nb::gil_scoped_release released;
+    check(params);
     kernels(params.execution).attend_forward(params, output);
 }
 
-void attend_backward(const smyrf::AttendParams& params, const smyrf::AttendGradients& gradients) {
-    check(params, gradients);
+void attend_backward(nb::handle q, nb::handle k, nb::handle v, const std::vector<GroupList>& lists, double scale,
+                     double dropout_p, int64_t seed, nb::handle out, nb::handle lse, nb::handle grad, nb::handle dq,
+                     nb::handle dk, nb::handle dv, int threads, const std::string& isa) {
+    const Tensor of_q(q, "q"), of_grad(grad, "grad");
+    const Dtype dtype = of_q.dtype();
+    const smyrf::AttendParams params =
+        read_attend(of_q, Tensor(k, "k"), Tensor(v, "v"), lists, scale, dropout_p, seed, threads, isa, true);
+    const auto shaped = [&](nb::handle x, const char* name, int64_t heads, int64_t length, int64_t width) {
+        return Tensor(x, name).expect(dtype, {params.batch, heads, length, width}).contiguous();
+    };
+    smyrf::AttendGradients gradients;
+    gradients.grad = of_grad.expect(dtype, {params.batch, params.heads, params.n_queries, params.value_width}).rows();
+    gradients.out = shaped(out, "out", params.heads, params.n_queries, params.value_width);
+    gradients.lse = Tensor(lse, "lse").expect(dtype, {params.batch, params.heads, params.n_queries}).contiguous();
+    gradients.dq = shaped(dq, "dq", params.heads, params.n_queries, params.width);
+    gradients.dk = shaped(dk, "dk", params.kv_heads, params.n_keys, params.width);
+    gradients.dv = shaped(dv, "dv", params.kv_heads, params.n_keys, params.value_width);
+    const nb::gil_scoped_release released;
+    check(params);
     kernels(params.execution).attend_backward(params, gradients);
 }
 
-void sort_by_hash(const smyrf::HashParams& params) {
+void sort_by_hash(nb::handle q, nb::handle k, nb::handle key_mask, nb::handle vectors, double scale, nb::handle q_order,
+                  nb::handle k_order, int threads, const std::string& isa) {
+    const Tensor of_q(q, "q"), of_vectors(vectors, "vectors");
+    smyrf::HashParams params;
+    params.execution = execution(of_q, threads, isa);
+    read_sizes(params, of_q, Tensor(k, "k"));
+    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
+    params.vectors = of_vectors.expect(of_q.dtype(), {ANY, params.width + 2}).contiguous();
+    params.n_hashes = of_vectors.size(0);
+    params.scale = scale;
+    const auto order = [&](nb::handle x, const char* name, int64_t length) {
+        const Tensor tensor(x, name);
+        tensor.expect(Dtype::int32, {params.batch, params.heads, params.n_hashes, length});
+        return static_cast<int32_t*>(tensor.contiguous());
+    };
+    params.q_order = order(q_order, "q_order", params.n_queries);
+    params.k_order = order(k_order, "k_order", params.n_keys);
+    const nb::gil_scoped_release released;
     check(params);
     kernels(params.execution).sort_by_hash(params);
 }
 
-void fold_level(const smyrf::LevelParams& params) {
+void fold_level(nb::handle k, nb::handle v, nb::handle key_mask, nb::handle order, nb::handle leaf_of_key,
+                nb::handle key_spread, nb::handle value_weight, nb::handle candidates, nb::handle centroids,
+                nb::handle spread, int64_t n_near, int64_t n_far, int64_t leaves_per_cluster, nb::handle kept,
+                nb::handle far_keys, nb::handle far_values, nb::handle far_bias, int threads, const std::string& isa) {
+    const Tensor of_k(k, "k"), of_v(v, "v"), of_order(order, "order"), of_centroids(centroids, "centroids");
+    const Dtype dtype = of_k.dtype();
+    smyrf::LevelParams params;
+    params.execution = execution(of_k, threads, isa);
+    of_k.expect(dtype, {ANY, ANY, ANY, ANY});
+    params.batch = of_k.size(0), params.kv_heads = of_k.size(1), params.n_keys = of_k.size(2);
+    params.width = of_k.size(3), params.k = of_k.rows();
+    of_v.expect(dtype, {params.batch, params.kv_heads, params.n_keys, ANY});
+    params.value_width = of_v.size(3), params.v = of_v.rows();
+    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
+    const int64_t n_rows = of_order.expect(Dtype::int32, {ANY, params.n_keys}).size(0);
+    if (params.batch == 0 || n_rows % params.batch != 0)
+        throw nb::value_error(
+            ("order has " + std::to_string(n_rows) + " rows for a batch of " + std::to_string(params.batch)).c_str());
+    params.heads = n_rows / params.batch;
+    const auto by_place = [&](nb::handle x, const char* name, Dtype of) {
+        return Tensor(x, name).expect(of, {n_rows, params.n_keys}).contiguous();
+    };
+    params.order = static_cast<int32_t*>(of_order.contiguous());
+    params.leaf_of_key = static_cast<int32_t*>(by_place(leaf_of_key, "leaf_of_key", Dtype::int32));
+    params.key_spread = by_place(key_spread, "key_spread", dtype);
+    params.value_weight = by_place(value_weight, "value_weight", dtype);
+    params.centroids = of_centroids.expect(dtype, {ANY, ANY, params.width}).contiguous();
+    params.n_parents = of_centroids.size(0), params.fan_out = of_centroids.size(1);
+    params.spread = Tensor(spread, "spread").expect(dtype, {params.n_parents, params.fan_out}).contiguous();
+    params.n_candidates = params.n_keys;
+    if (!candidates.is_none()) {
+        const Tensor places(candidates, "candidates");
+        params.candidates = static_cast<int32_t*>(places.expect(Dtype::int32, {params.n_parents, ANY}).contiguous());
+        params.n_candidates = places.size(1);
+    }
+    params.n_near = n_near, params.n_far = n_far, params.leaves_per_cluster = leaves_per_cluster;
     check(params);
+    const int64_t n_clusters = n_rows == 0 ? 0 : params.n_parents * params.fan_out / n_rows;
+    const auto output = [&](nb::handle x, const char* name, Dtype of, int64_t n, int64_t& row_stride) {
+        return Tensor(x, name).expect(of, {n_rows, n_clusters * n}).contiguous_rows(row_stride);
+    };
+    params.kept = static_cast<int32_t*>(output(kept, "kept", Dtype::int32, n_near, params.kept_row_stride));
+    params.far_keys = output(far_keys, "far_keys", dtype, n_far * params.width, params.far_keys_row_stride);
+    params.far_values =
+        output(far_values, "far_values", dtype, n_far * params.value_width, params.far_values_row_stride);
+    params.far_bias = output(far_bias, "far_bias", dtype, n_far, params.far_bias_row_stride);
+    const nb::gil_scoped_release released;
     kernels(params.execution).fold_level(params);
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
-    bind_structs(m);
-    m.def("attend_forward", &attend_forward, nb::call_guard<nb::gil_scoped_release>());
-    m.def("attend_backward", &attend_backward, nb::call_guard<nb::gil_scoped_release>());
-    m.def("sort_by_hash", &sort_by_hash, nb::call_guard<nb::gil_scoped_release>());
-    m.def("fold_level", &fold_level, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<FarKeys>(m, "FarKeys")
+        .def(
+            "__init__",
+            [](FarKeys* self, nb::object keys, nb::object values, nb::object bias, nb::object index, nb::object d_keys,
+               nb::object d_values,
+               nb::object d_bias) { new (self) FarKeys{keys, values, bias, index, d_keys, d_values, d_bias}; },
+            nb::kw_only(), "keys"_a, "values"_a, "bias"_a, "index"_a, "d_keys"_a = nb::none(),
+            "d_values"_a = nb::none(), "d_bias"_a = nb::none());
+    nb::class_<GroupList>(m, "GroupList")
+        .def(
+            "__init__",
+            [](GroupList* self, nb::object queries, nb::object keys, bool causal, nb::object multiplicity,
+               nb::object far) { new (self) GroupList{queries, keys, causal, multiplicity, far}; },
+            nb::kw_only(), "queries"_a, "keys"_a, "causal"_a, "multiplicity"_a = nb::none(), "far"_a = nb::none());
+    m.def("attend_forward", &attend_forward, nb::kw_only(), "q"_a, "k"_a, "v"_a, "lists"_a, "scale"_a, "dropout_p"_a,
+          "seed"_a, "out"_a, "lse"_a, "threads"_a, "isa"_a);
+    m.def("attend_backward", &attend_backward, nb::kw_only(), "q"_a, "k"_a, "v"_a, "lists"_a, "scale"_a, "dropout_p"_a,
+          "seed"_a, "out"_a, "lse"_a, "grad"_a, "dq"_a, "dk"_a, "dv"_a, "threads"_a, "isa"_a);
+    m.def("sort_by_hash", &sort_by_hash, nb::kw_only(), "q"_a, "k"_a, "key_mask"_a.none(), "vectors"_a, "scale"_a,
+          "q_order"_a, "k_order"_a, "threads"_a, "isa"_a);
+    m.def("fold_level", &fold_level, nb::kw_only(), "k"_a, "v"_a, "key_mask"_a.none(), "order"_a, "leaf_of_key"_a,
+          "key_spread"_a, "value_weight"_a, "candidates"_a.none(), "centroids"_a, "spread"_a, "n_near"_a, "n_far"_a,
+          "leaves_per_cluster"_a, "kept"_a, "far_keys"_a, "far_values"_a, "far_bias"_a, "threads"_a, "isa"_a);
     m.def("instruction_sets", [] {
         std::vector<std::string> names;
         for (const smyrf::Kernels* one : smyrf::available()) names.push_back(one->name);

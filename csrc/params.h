@@ -4,7 +4,7 @@
 //         L groups, C query slots and S key slots per group, T far keys of a row, F far keys of a group.
 //
 // Floating-point tensors are float32 or float64, as `Execution` says, and contiguous unless there are strides for them.
-// Strides are in elements. Python builds these structs by keyword (module.cpp), and checks.cpp checks them.
+// Strides are in elements. module.cpp fills these structs from tensors, checks.cpp checks them.
 // Nothing here is compiled per instruction set: kernels only read these structs.
 #pragma once
 

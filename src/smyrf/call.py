@@ -91,6 +91,20 @@ class Call:
     only_dense: Reason | None = None
     name: str = ""
 
+    def __post_init__(self) -> None:
+        if self.only_dense is not None:  # only PyTorch's function reads it
+            return
+        q, k, v, mask = self.q.shape, self.k.shape, self.v.shape, self.key_mask
+        if not (
+            len(q) == len(k) == len(v) == 4
+            and (k[0], k[3]) == (q[0], q[3])
+            and v[:3] == k[:3]
+            and (q[1] == k[1] or (k[1] > 0 and q[1] % k[1] == 0))
+        ):
+            raise ValueError(f"q {tuple(q)}, k {tuple(k)} and v {tuple(v)} do not belong together")
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != (k[0], k[2])):
+            raise ValueError(f"key_mask must be bool {(k[0], k[2])}, not {mask.dtype} {tuple(mask.shape)}")
+
     @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v."""

@@ -85,69 +85,99 @@ def test_empty_tensors_are_no_error(n_queries, n_keys):
         assert torch.isneginf(lse).all()
 
 
-def params(x, lists, **changed):
-    """Parameters of a call with q = k = v = x, some of them changed."""
-    batch, heads, n, width = x.shape
-    sizes = {"batch": batch, "heads": heads, "kv_heads": heads, "n_queries": n, "n_keys": n}
-    rest = {"q": extension.rows(x), "k": extension.rows(x), "v": extension.rows(x), "lists": lists, "scale": 0.3}
-    known = {"execution": extension.execution(x.dtype), **sizes, "width": width, "value_width": width, **rest}
-    return extension.native.AttendParams(**(known | changed))
+def arguments(x, index, **changed):
+    """Arguments of `attend_forward`: q = k = v = x and one list with queries = keys = index, some of them changed."""
+    known = {"q": x, "k": x, "v": x, "lists": [group_list(index)], "scale": 0.3, "dropout_p": 0.0, "seed": 0}
+    results = {"out": torch.empty_like(x), "lse": x.new_empty(x.shape[:3])}
+    return known | results | extension.running() | changed
 
 
 def group_list(index, **changed):
-    """One list whose queries and keys are `index` (B, L, C)."""
-    _, n_groups, n_slots = index.shape
-    sizes = {"n_groups": n_groups, "n_query_slots": n_slots, "n_key_slots": n_slots, "causal": False}
-    known = {"queries": index.data_ptr(), "keys": index.data_ptr()}
-    strides = {"queries_row_stride": index.stride(0), "keys_row_stride": index.stride(0)}
-    return extension.native.GroupList(**(sizes | known | strides | changed))
+    return extension.native.GroupList(**({"queries": index, "keys": index, "causal": False} | changed))
+
+
+def shrunk(x):
+    """A tensor with a storage that is too small for it."""
+    x = x.clone()
+    x.untyped_storage().resize_(8)
+    return x
+
+
+X, INDEX = torch.randn(1, 3, 4, 8), torch.arange(4, dtype=torch.int32).expand(3, 1, 4)
 
 
 @pytest.mark.parametrize(
-    ("changed", "match"),
+    ("changed", "error", "match"),
     [
-        ({"kv_heads": 2}, "kv_heads=2 must divide heads=3"),
-        ({"kv_heads": 0}, "kv_heads=0 must be at least 1"),
-        ({"n_queries": -1}, "n_queries=-1 must be at least 0"),
-        ({"n_keys": 2**31}, "n_keys=2147483648 must be below"),
-        ({"width": 0}, "width=0 must be at least 1"),
-        ({"dropout_p": 1.5}, "dropout_p must be in"),
-        ({"lists": []}, "there is no list of groups"),
-        ({"execution": {"double_precision": False, "threads": 0}}, "threads=0 must be at least 1"),
-        ({"q": {"address": 0, "batch_stride": 0, "head_stride": 0, "row_stride": 0}}, "q has no address"),
+        ({"k": torch.randn(1, 2, 4, 8), "v": torch.randn(1, 2, 4, 8)}, ValueError, "kv_heads=2 must divide heads=3"),
+        ({"k": torch.randn(1, 0, 4, 8), "v": torch.randn(1, 0, 4, 8)}, ValueError, "kv_heads=0 must be at least 1"),
+        ({"k": torch.randn(2, 3, 4, 8)}, ValueError, r"k has the shape \(2, 3, 4, 8\), but \(1, …, …, 8\) is needed"),
+        ({"v": torch.randn(1, 3, 5, 8)}, ValueError, "v has the shape"),
+        ({"k": X.double()}, TypeError, "k has the dtype torch.float64, but float32 is needed"),
+        ({"q": X.half()}, TypeError, "q has the dtype torch.float16"),
+        ({"q": X[0]}, ValueError, "q has the shape"),
+        ({"q": torch.randn(1, 1, 1, 1, 1, 1)}, TypeError, "q has 6 axes"),
+        ({"q": X.transpose(2, 3).contiguous().transpose(2, 3)}, ValueError, "q must be contiguous along its last axis"),
+        ({"q": X.to("meta")}, TypeError, "q must be a dense tensor on the CPU"),
+        ({"q": torch.eye(4).to_sparse()}, TypeError, "q must be a dense tensor on the CPU"),
+        ({"q": None}, TypeError, "attend_forward"),
+        ({"q": [1.0]}, TypeError, "q must be a tensor, not <class 'list'>"),
+        ({"q": shrunk(X)}, ValueError, "q has a storage that is too small"),
+        ({"out": torch.empty(1, 3, 4, 7)}, ValueError, "out has the shape"),
+        ({"out": torch.empty(1, 3, 8, 8)[:, :, ::2]}, ValueError, "out must be contiguous"),
+        ({"lse": shrunk(torch.empty(1, 3, 4))}, ValueError, "lse has a storage that is too small"),
+        ({"dropout_p": 1.5}, ValueError, "dropout_p must be in"),
+        ({"lists": []}, ValueError, "there is no list of groups"),
+        (
+            {"lists": lambda: [group_list(INDEX.long())]},
+            TypeError,
+            "queries has the dtype torch.int64, but int32 is needed",
+        ),
+        ({"lists": lambda: [group_list(INDEX, keys=INDEX[:2])]}, ValueError, r"keys has the shape \(2, 1, 4\)"),
+        (
+            {"lists": lambda: [group_list(INDEX, multiplicity=INDEX)]},
+            TypeError,
+            "multiplicity has the dtype torch.int32",
+        ),
+        ({"lists": lambda: [group_list(INDEX, far=3)]}, TypeError, "far must be FarKeys or None"),
+        ({"lists": [3]}, TypeError, "attend_forward"),
+        ({"threads": 0}, ValueError, "threads=0 must be at least 1"),
+        ({"threads": 10**6}, ValueError, "threads=1000000 must be at most"),
+        ({"isa": "mmx"}, ValueError, "isa='mmx' cannot be run"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(changed, match):
-    native, x = extension.native, torch.randn(1, 3, 4, 8)
-    index, out, lse = torch.arange(4, dtype=torch.int32).expand(3, 1, 4), torch.empty_like(x), torch.empty(1, 3, 4)
-    structs = {"execution": native.Execution, "q": native.Rows}
-    changed = {name: structs[name](**value) if name in structs else value for name, value in changed.items()}
-    with pytest.raises(ValueError, match=match):
-        native.attend_forward(
-            params(x, **({"lists": [group_list(index)]} | changed)),
-            native.AttendOutput(out=out.data_ptr(), lse=lse.data_ptr()),
-        )
+def test_arguments_that_do_not_belong_together_are_refused(changed, error, match):
+    changed = {name: value() if callable(value) else value for name, value in changed.items()}
+    with pytest.raises(error, match=match):
+        extension.native.attend_forward(**arguments(X, INDEX, **changed))
 
 
-def test_arguments_are_keywords_each_with_its_own_type():
-    rows, known = extension.native.Rows, {"address": 0, "batch_stride": 1, "head_stride": 1, "row_stride": 1}
-    rows(**known)
+def test_arguments_are_keywords():
+    known = arguments(X, INDEX)
+    extension.native.attend_forward(**known)
     with pytest.raises(TypeError):
-        rows(*known.values())
-    with pytest.raises(TypeError, match="Rows: unexpected argument stride"):
-        rows(**known, stride=1)
-    with pytest.raises(TypeError, match="Rows: missing argument row_stride"):
-        rows(address=0, batch_stride=1, head_stride=1)
-    for wrong in (1.5, "1", None, torch.ones(2), 2**70):
-        with pytest.raises(TypeError, match="Rows: head_stride has the wrong type, or is out of range"):
-            rows(**(known | {"head_stride": wrong}))
-    with pytest.raises(TypeError, match="address"):
-        rows(**(known | {"address": -1}))
+        extension.native.attend_forward(*known.values())
+    with pytest.raises(TypeError):
+        extension.native.attend_forward(**known, stride=1)
+    with pytest.raises(TypeError):
+        extension.native.GroupList(queries=INDEX, keys=INDEX)
+
+
+def test_a_tensor_of_a_subclass_is_read_as_a_tensor():
+    class Named(torch.Tensor):
+        def data_ptr(self):
+            return 12345
+
+    expected = arguments(X, INDEX)
+    extension.native.attend_forward(**expected)
+    found = arguments(X, INDEX, q=X.as_subclass(Named), k=torch.nn.Parameter(X))
+    extension.native.attend_forward(**found)
+    assert torch.equal(found["out"], expected["out"])
 
 
 def shared_far_keys(rows, bad_index=None):
     """Four groups of which several share far keys: the kernel's output and gradients, and the inputs."""
-    native, n_groups, n, width, n_table, n_far = extension.native, 4, 24, 5, 7, 3
+    native, n_groups, n, width, n_table = extension.native, 4, 24, 5, 7
     x = torch.randn(1, rows, n, width, dtype=torch.float64, requires_grad=True)
     table = [
         torch.randn(rows, n_table, *tail, dtype=torch.float64, requires_grad=True) for tail in ((width,), (width,), ())
@@ -160,25 +190,12 @@ def shared_far_keys(rows, bad_index=None):
     index = torch.arange(n, dtype=torch.int32).view(1, n_groups, -1).expand(rows, -1, -1)
     out, lse, grad = torch.empty_like(x), torch.empty(1, rows, n, dtype=x.dtype), torch.randn_like(x)
     sums = [torch.zeros_like(t) for t in (x, x, x, *table)]
-    far = native.FarKeys(
-        n_rows=n_table,
-        n_per_group=n_far,
-        index=far_index.data_ptr(),
-        **{name: t.data_ptr() for name, t in zip(("keys", "values", "bias"), table, strict=True)},
-        **{name: t.data_ptr() for name, t in zip(("d_keys", "d_values", "d_bias"), sums[3:], strict=True)},
-    )
-    call = params(x, [group_list(index, far=far)])
-    native.attend_forward(call, native.AttendOutput(out=out.data_ptr(), lse=lse.data_ptr()))
-    names = ("dq", "dk", "dv")
-    native.attend_backward(
-        call,
-        native.AttendGradients(
-            grad=extension.rows(grad),
-            out=out.data_ptr(),
-            lse=lse.data_ptr(),
-            **{name: t.data_ptr() for name, t in zip(names, sums, strict=False)},
-        ),
-    )
+    names = ("keys", "values", "bias")
+    grads = {f"d_{name}": one for name, one in zip(names, sums[3:], strict=True)}
+    far = native.FarKeys(index=far_index, **dict(zip(names, table, strict=True)), **grads)
+    call = arguments(x, index, lists=[group_list(index, far=far)], out=out, lse=lse)
+    native.attend_forward(**call)
+    native.attend_backward(**call, grad=grad, dq=sums[0], dk=sums[1], dv=sums[2])
     return [out, *sums], x, table, far_index.long(), grad
 
 
@@ -223,17 +240,9 @@ def test_a_far_key_out_of_range_is_refused(wrong):
 def test_a_causal_list_has_no_far_keys():
     x, index = torch.randn(1, 1, 4, 8), torch.arange(4, dtype=torch.int32).view(1, 1, 4)
     table, first = torch.zeros(1, 1, 8), torch.zeros(1, 1, dtype=torch.int32)
-    far = extension.native.FarKeys(
-        n_rows=1,
-        n_per_group=1,
-        keys=table.data_ptr(),
-        values=table.data_ptr(),
-        bias=table.data_ptr(),
-        index=first.data_ptr(),
-    )
-    output = extension.native.AttendOutput(out=x.data_ptr(), lse=x.data_ptr())
+    far = extension.native.FarKeys(keys=table, values=table, bias=table[..., 0].contiguous(), index=first)
     with pytest.raises(ValueError, match="a causal list cannot have far keys"):
-        extension.native.attend_forward(params(x, [group_list(index, causal=True, far=far)]), output)
+        extension.native.attend_forward(**arguments(x, index, lists=[group_list(index, causal=True, far=far)]))
 
 
 def test_scores_of_minus_infinity_alone_give_nan_as_elsewhere():

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,26 +26,18 @@ def test_the_kernel_is_the_one_with_sanitizers():
 
 
 def out_of_bounds():
-    """One hash more than there are vectors for, which no caller may ask for."""
-    native, x, vectors = extension.native, torch.randn(1, 1, 4, 64), torch.randn(2, 66)
-    orders = torch.empty(2, 1, 3, 4, dtype=torch.int32)
-    native.sort_by_hash(
-        native.HashParams(
-            execution=extension.execution(x.dtype),
-            batch=1,
-            heads=1,
-            kv_heads=1,
-            n_queries=4,
-            n_keys=4,
-            width=64,
-            n_hashes=3,
-            q=extension.rows(x),
-            k=extension.rows(x),
-            vectors=vectors.data_ptr(),
-            scale=1.0,
-            q_order=orders[0].data_ptr(),
-            k_order=orders[1].data_ptr(),
-        )
+    """A tensor that pretends to have more rows than its memory, which no check can see."""
+    x, orders = torch.randn(1, 1, 4, 64), torch.empty(2, 1, 1, 2, 4, dtype=torch.int32)
+    vectors = torch.from_numpy(np.lib.stride_tricks.as_strided(np.zeros((1, 66), np.float32), (2, 66)))
+    extension.native.sort_by_hash(
+        q=x,
+        k=x,
+        key_mask=None,
+        vectors=vectors,
+        scale=1.0,
+        q_order=orders[0],
+        k_order=orders[1],
+        **extension.running(),
     )
 
 

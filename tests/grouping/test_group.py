@@ -5,6 +5,7 @@ import torch
 
 from problems import backends, make_groups, problem
 from smyrf import Dense, Smyrf, Tangent
+from smyrf.grouping.groups import FarKeys, Groups, pack, unpack
 
 
 @backends
@@ -33,3 +34,25 @@ def test_indices_are_int32(backend, is_causal, method):
     for groups in make_groups(*problem(300, 290, 5, 5, 1, 1, 1), method, backend, is_causal=is_causal):
         assert groups.queries.dtype == groups.keys.dtype == torch.int32
         assert groups.far is None or groups.far.of_group.dtype == torch.int32
+
+
+def float_indices(index):
+    return Groups(queries=index.float(), keys=index)
+
+
+def integer_far_keys(index):
+    table = torch.zeros(1, 2, 4, dtype=torch.int64)
+    return Groups(index, index, far=FarKeys(table, table, table[..., 0], torch.zeros(1, 1, dtype=torch.int32)))
+
+
+@pytest.mark.parametrize(("build", "words"), [(float_indices, "indices must be"), (integer_far_keys, "far keys")])
+def test_groups_of_other_dtypes_are_refused(build, words):
+    with pytest.raises(TypeError, match=words):
+        build(torch.arange(4, dtype=torch.int32).view(1, 1, 4))
+
+
+def test_packed_groups_without_all_tensors_are_refused():
+    index = torch.arange(4, dtype=torch.int32).view(1, 1, 4)
+    tensors, layout = pack([Groups(index, index)])
+    with pytest.raises(ValueError, match=r"layout=\[0\] needs 2 tensors, not 1"):
+        unpack(tensors[:1], layout)

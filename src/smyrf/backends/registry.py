@@ -94,11 +94,9 @@ def attend(call: Call, groups: Sequence[Groups], backend: str | None = None) -> 
 
 
 def _check(call: Call, groups: Sequence[Groups]) -> None:
-    """Raises unless the shapes belong together."""
+    """Raises unless the groups belong to the call."""
     q, k, v = call.q, call.k, call.v
-    (batch, heads, _, width), kv_heads = q.shape, k.shape[1]
-    if (k.shape[0], k.shape[3]) != (batch, width) or k.shape[:3] != v.shape[:3] or not kv_heads or heads % kv_heads:
-        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together")
+    batch, heads, _, width = q.shape
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
     if call.key_mask is not None:

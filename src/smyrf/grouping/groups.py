@@ -80,6 +80,18 @@ class Groups:
     multiplicity: Tensor | None = None
     far: FarKeys | None = None
 
+    def __post_init__(self) -> None:
+        indices, floats = [self.queries, self.keys], []
+        if self.multiplicity is not None:
+            indices.append(self.multiplicity)
+        if self.far is not None:
+            *floats, index = self.far
+            indices.append(index)
+        for x, is_float in [*((x, False) for x in indices), *((x, True) for x in floats)]:
+            if x.dtype.is_floating_point != is_float:
+                kind = "far keys, values and biases must be floating-point" if is_float else "indices must be integer"
+                raise TypeError(f"groups: {kind} tensors, not {x.dtype}")
+
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """``(B, L, C, S)``: rows, groups, query slots and key slots."""
@@ -179,7 +191,14 @@ def pack(lists: Sequence[Groups]) -> tuple[list[Tensor], list[int]]:
 
 
 def unpack(tensors: Sequence[Tensor], layout: Sequence[int]) -> list[Groups]:
-    """The lists that `pack` has packed."""
+    """The lists that `pack` has packed.
+
+    Raises:
+        ValueError: there are more or fewer tensors than the layout says.
+    """
+    n_tensors = sum(2 + bool(bits & _MULTIPLICITY) + 4 * bool(bits & _FAR) for bits in layout)
+    if n_tensors != len(tensors):
+        raise ValueError(f"layout={list(layout)} needs {n_tensors} tensors, not {len(tensors)}")
     rest = iter(tensors)
     return [
         Groups(

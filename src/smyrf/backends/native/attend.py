@@ -1,7 +1,6 @@
 """`attend` in C++: fused, O(N) memory, one pass over the groups.
 
-This file prepares the tensors, keeps them alive during the call, and wraps the extension in custom operators, so that
-`torch.compile` sees one node.
+This file prepares the tensors and wraps the extension in custom operators, so that `torch.compile` sees one node.
 
 Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups, C query slots and S key slots
         per group, T far keys of a row, F far keys per group.
@@ -9,17 +8,16 @@ Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from smyrf.backends.forward_mode import refuse_forward_mode
-from smyrf.backends.native import extension
-from smyrf.backends.native.extension import address, narrow, native, ready, rows
+from smyrf.backends.native.extension import narrow, native, ready, running
 from smyrf.backends.operators import differentiable, register
 from smyrf.call import Call
-from smyrf.grouping.groups import Groups, pack, unpack
+from smyrf.grouping.groups import FarKeys, Groups, pack, unpack
 
 
 def attend(call: Call, groups: Sequence[Groups]) -> tuple[Tensor, Tensor]:
@@ -44,8 +42,18 @@ def _attend(
     q, k, v = (ready(x) for x in (q, k, v))
     out = q.new_empty((*q.shape[:3], v.shape[-1]))
     lse = q.new_empty(q.shape[:3])
-    params, _alive = _params(q, k, v, unpack(tensors, layout), scale, dropout_p, seed)
-    native.attend_forward(params, native.AttendOutput(out=address(out), lse=address(lse)))
+    native.attend_forward(
+        q=q,
+        k=k,
+        v=v,
+        lists=[_group_list(one, q.dtype) for one in unpack(tensors, layout)],
+        scale=scale,
+        dropout_p=dropout_p,
+        seed=0 if seed is None else int(seed),
+        out=out,
+        lse=lse,
+        **running(),
+    )
     return out if out.dtype == dtype else out.to(dtype), lse
 
 
@@ -69,17 +77,22 @@ def _attend_backward(
     out, lse = out.to(q.dtype).contiguous(), lse.contiguous()
     grads = [x.new_zeros(x.shape, dtype=q.dtype) for x in inputs]
     dq, dk, dv, *of_far_keys = grads
-    params, _alive = _params(q, k, v, unpack(tensors, layout), scale, dropout_p, seed, of_far_keys)
+    rest = iter(of_far_keys)
     native.attend_backward(
-        params,
-        native.AttendGradients(
-            grad=rows(grad),
-            out=address(out),
-            lse=address(lse),
-            dq=address(dq),
-            dk=address(dk),
-            dv=address(dv),
-        ),
+        q=q,
+        k=k,
+        v=v,
+        lists=[_group_list(one, q.dtype, rest) for one in unpack(tensors, layout)],
+        scale=scale,
+        dropout_p=dropout_p,
+        seed=0 if seed is None else int(seed),
+        out=out,
+        lse=lse,
+        grad=grad,
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        **running(),
     )
     return [d.to(x.dtype) for d, x in zip(grads, inputs, strict=True)]
 
@@ -87,83 +100,35 @@ def _attend_backward(
 register(_attend, _attend_backward)
 
 
-def _params(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    groups: Sequence[Groups],
-    scale: float,
-    dropout_p: float,
-    seed: Tensor | None,
-    grads: Sequence[Tensor] | None = None,
-) -> tuple[native.AttendParams, list[Tensor]]:
-    """The parameters of a call, and tensors that must live as long as they are in use.
+def _group_list(groups: Groups, dtype: torch.dtype, grads: Iterator[Tensor] | None = None) -> native.GroupList:
+    """One list as the kernel takes it.
 
     Args:
-        grads: in backward, the gradients of keys, values and biases of all far keys, list by list.
+        dtype: of q.
+        grads: in backward, the gradients of keys, values and biases of far keys, list by list.
     """
-    batch, heads, n_queries, width = q.shape
-    _, kv_heads, n_keys, value_width = v.shape
-    alive: list[Tensor] = []
-    rest = None if grads is None else iter(grads)
-    lists = []
-    for one in groups:
-        _, n_groups, n_query_slots, n_key_slots = one.shape
-        queries, keys = _index(one.queries, "queries"), _index(one.keys, "keys")
-        multiplicity = one.multiplicity
-        if multiplicity is not None:
-            multiplicity = narrow(multiplicity, torch.int16, "multiplicity").contiguous()
-            alive.append(multiplicity)
-        alive += [queries, keys]
-        far = None
-        if one.far is not None:
-            table = [x.to(q.dtype).contiguous() for x in one.far[:3]]
-            index = narrow(one.far.of_group, torch.int32, "far keys").contiguous()  # (L, F)
-            alive += [*table, index]
-            d_keys, d_values, d_bias = (0, 0, 0) if rest is None else (address(next(rest)) for _ in table)
-            far = native.FarKeys(
-                n_rows=one.far.bias.shape[1],
-                n_per_group=one.n_far,
-                keys=address(table[0]),
-                values=address(table[1]),
-                bias=address(table[2]),
-                index=address(index),
-                d_keys=d_keys,
-                d_values=d_values,
-                d_bias=d_bias,
-            )
-        lists.append(
-            native.GroupList(
-                n_groups=n_groups,
-                n_query_slots=n_query_slots,
-                n_key_slots=n_key_slots,
-                queries=address(queries),
-                queries_row_stride=queries.stride(0),
-                keys=address(keys),
-                keys_row_stride=keys.stride(0),
-                causal=one.causal,
-                multiplicity=address(multiplicity),
-                far=far,
-            )
-        )
-    params = native.AttendParams(
-        execution=extension.execution(q.dtype),
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        n_queries=n_queries,
-        n_keys=n_keys,
-        width=width,
-        value_width=value_width,
-        q=rows(q),
-        k=rows(k),
-        v=rows(v),
-        lists=lists,
-        scale=scale,
-        dropout_p=dropout_p,
-        seed=0 if seed is None else int(seed),
+    multiplicity, far = groups.multiplicity, groups.far
+    return native.GroupList(
+        queries=_index(groups.queries, "queries"),
+        keys=_index(groups.keys, "keys"),
+        causal=groups.causal,
+        multiplicity=None if multiplicity is None else narrow(multiplicity, torch.int16, "multiplicity").contiguous(),
+        far=None if far is None else _far_keys(far, dtype, grads),
     )
-    return params, alive
+
+
+def _far_keys(far: FarKeys, dtype: torch.dtype, grads: Iterator[Tensor] | None) -> native.FarKeys:
+    keys, values, bias = (x.to(dtype).contiguous() for x in far[:3])
+    d_keys, d_values, d_bias = (None, None, None) if grads is None else (next(grads), next(grads), next(grads))
+    return native.FarKeys(
+        keys=keys,
+        values=values,
+        bias=bias,
+        index=narrow(far.of_group, torch.int32, "far keys").contiguous(),
+        d_keys=d_keys,
+        d_values=d_values,
+        d_bias=d_bias,
+    )
 
 
 def _index(x: Tensor, name: str) -> Tensor:

@@ -1,11 +1,9 @@
-"""Load the C++ extension `smyrf._native`, or say why it is missing, and describe tensors to it.
-
-The extension does not know PyTorch: it takes addresses, sizes and strides. Callers keep the tensors alive.
-"""
+"""Load the C++ extension `smyrf._native`, or say why it is missing, and prepare tensors for it."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,14 +21,12 @@ else:
 __all__ = [
     "ISA",
     "MISSING",
-    "address",
-    "execution",
     "instruction_sets",
     "n_threads",
     "narrow",
     "native",
     "ready",
-    "rows",
+    "running",
 ]
 
 # The instruction set to use, one of `instruction_sets`; "" for the best.
@@ -94,17 +90,6 @@ def narrow(x: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return x.to(dtype)
 
 
-def execution(dtype: torch.dtype) -> native.Execution:
-    """How a kernel runs now: precision, threads, instruction set."""
-    return native.Execution(double_precision=dtype == torch.float64, threads=n_threads(), isa=ISA)
-
-
-def address(x: Tensor | None) -> int:
-    """Address of a tensor, 0 for None."""
-    return 0 if x is None else x.data_ptr()
-
-
-def rows(x: Tensor) -> native.Rows:
-    """Address and strides of ``(batch, heads, N, D)``."""
-    batch_stride, head_stride, row_stride, _ = x.stride()
-    return native.Rows(address=x.data_ptr(), batch_stride=batch_stride, head_stride=head_stride, row_stride=row_stride)
+def running() -> dict[str, Any]:
+    """How a kernel runs now: number of threads and instruction set."""
+    return {"threads": n_threads(), "isa": ISA}

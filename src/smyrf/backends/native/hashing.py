@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smyrf.backends.native import extension
-from smyrf.backends.native.extension import address, ready, rows
+from smyrf.backends.native.extension import native, ready, running
 from smyrf.backends.torch import hashing as torch_hashing
 from smyrf.backends.torch.hashing import empty_orders
 from smyrf.call import Call
@@ -35,28 +34,17 @@ def _sort_by_hash(
     q: Tensor, k: Tensor, key_mask: Tensor | None, seed: Tensor, scale: float, n_hashes: int
 ) -> tuple[Tensor, Tensor]:
     q, k = ready(q), ready(k)
-    (batch, heads, n_queries, width), (_, kv_heads, n_keys, _) = q.shape, k.shape
     q_order, k_order = empty_orders(q, k, n_hashes)
-    vectors = draw_vectors("projection", seed, width + 2, n_hashes, 0).to(q.dtype)
-    key_mask = None if key_mask is None else key_mask.contiguous()
-    extension.native.sort_by_hash(
-        extension.native.HashParams(
-            execution=extension.execution(q.dtype),
-            batch=batch,
-            heads=heads,
-            kv_heads=kv_heads,
-            n_queries=n_queries,
-            n_keys=n_keys,
-            width=width,
-            n_hashes=n_hashes,
-            q=rows(q),
-            k=rows(k),
-            key_mask=address(key_mask),
-            vectors=address(vectors),
-            scale=scale,
-            q_order=address(q_order),
-            k_order=address(k_order),
-        )
+    vectors = draw_vectors("projection", seed, q.shape[-1] + 2, n_hashes, 0).to(q.dtype)
+    native.sort_by_hash(
+        q=q,
+        k=k,
+        key_mask=None if key_mask is None else key_mask.contiguous(),
+        vectors=vectors,
+        scale=scale,
+        q_order=q_order,
+        k_order=k_order,
+        **running(),
     )
     return q_order, k_order
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from smyrf.backends.native import extension
-from smyrf.backends.native.extension import address, narrow, ready, rows
+from smyrf.backends.native.extension import narrow, native, ready, running
 from smyrf.methods import Level
 
 
@@ -60,58 +59,33 @@ def fold_level(
         bias_out: ``(B, L · F)`` or ``(A, f, F)``; -inf for a far key that nothing was folded into.
     """
     k, v = ready(k), ready(v)
-    n_rows, n_keys = order.shape
-    n_parents, fan_out, width = centroids.shape
-    order = narrow(order, torch.int32, "order").contiguous()
-    leaf_of_key = narrow(leaf_of_key, torch.int32, "leaf_of_key").contiguous()
-    key_spread, value_weight, centroids, spread = (
-        x.to(k.dtype).contiguous() for x in (key_spread, value_weight, centroids, spread)
-    )
-    if candidates is not None:
-        candidates = narrow(candidates, torch.int32, "candidates").contiguous()
-    key_mask = None if key_mask is None else key_mask.contiguous()
+    n_rows, (n_parents, fan_out, width) = len(order), centroids.shape
     n_clusters = n_parents * fan_out
     if n_clusters == 0:
         return
     n_far = n_clusters * level.n_far
-    kept = _out(kept_out, n_rows, n_clusters * level.n_near, torch.int32, "kept_out")
-    far_keys = _out(far_keys_out, n_rows, n_far * width, k.dtype, "far_keys_out")
-    far_values = _out(far_values_out, n_rows, n_far * v.shape[-1], k.dtype, "far_values_out")
-    bias = _out(bias_out, n_rows, n_far, k.dtype, "bias_out")
-    extension.native.fold_level(
-        extension.native.LevelParams(
-            execution=extension.execution(k.dtype),
-            batch=len(k),
-            heads=n_rows // len(k),
-            kv_heads=k.shape[1],
-            n_keys=n_keys,
-            width=width,
-            value_width=v.shape[-1],
-            k=rows(k),
-            v=rows(v),
-            key_mask=address(key_mask),
-            order=address(order),
-            leaf_of_key=address(leaf_of_key),
-            key_spread=address(key_spread),
-            value_weight=address(value_weight),
-            n_parents=n_parents,
-            fan_out=fan_out,
-            n_candidates=n_keys if candidates is None else candidates.shape[1],
-            n_near=level.n_near,
-            n_far=level.n_far,
-            candidates=address(candidates),
-            leaves_per_cluster=leaves_per_cluster,
-            centroids=address(centroids),
-            spread=address(spread),
-            kept=address(kept),
-            kept_row_stride=kept.stride(0),
-            far_keys=address(far_keys),
-            far_keys_row_stride=far_keys.stride(0),
-            far_values=address(far_values),
-            far_values_row_stride=far_values.stride(0),
-            far_bias=address(bias),
-            far_bias_row_stride=bias.stride(0),
-        )
+    key_spread, value_weight, centroids, spread = (
+        x.to(k.dtype).contiguous() for x in (key_spread, value_weight, centroids, spread)
+    )
+    native.fold_level(
+        k=k,
+        v=v,
+        key_mask=None if key_mask is None else key_mask.contiguous(),
+        order=narrow(order, torch.int32, "order").contiguous(),
+        leaf_of_key=narrow(leaf_of_key, torch.int32, "leaf_of_key").contiguous(),
+        key_spread=key_spread,
+        value_weight=value_weight,
+        candidates=None if candidates is None else narrow(candidates, torch.int32, "candidates").contiguous(),
+        centroids=centroids,
+        spread=spread.view(n_parents, fan_out),
+        n_near=level.n_near,
+        n_far=level.n_far,
+        leaves_per_cluster=leaves_per_cluster,
+        kept=_out(kept_out, n_rows, n_clusters * level.n_near, torch.int32, "kept_out"),
+        far_keys=_out(far_keys_out, n_rows, n_far * width, k.dtype, "far_keys_out"),
+        far_values=_out(far_values_out, n_rows, n_far * v.shape[-1], k.dtype, "far_values_out"),
+        far_bias=_out(bias_out, n_rows, n_far, k.dtype, "bias_out"),
+        **running(),
     )
 
 

@@ -1,0 +1,51 @@
+// Tensors of PyTorch as Python hands them over: address, shape, strides and dtype, all checked.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "params.h"
+
+namespace smyrf {
+
+enum class Dtype { float32, float64, int32, int16, boolean, other };
+
+// A dense CPU tensor of which every element lies inside of its storage.
+class Tensor {
+   public:
+    static constexpr int64_t ANY = -1;  // as a size that is expected
+
+    // Throws TypeError for anything else.
+    Tensor(nanobind::handle object, const char* name);
+
+    int64_t size(int axis) const { return sizes_[axis]; }
+    Dtype dtype() const { return dtype_; }
+    bool is_floating_point() const { return dtype_ == Dtype::float32 || dtype_ == Dtype::float64; }
+
+    // Throws unless it has this dtype and shape.
+    const Tensor& expect(Dtype dtype, std::initializer_list<int64_t> shape) const;
+    // The address; throws unless the elements are contiguous.
+    void* contiguous() const;
+    // Address and strides of (batch, heads, length, width); throws unless the last axis is contiguous.
+    Rows rows() const;
+    // The address of (B, …); throws unless each of the B is contiguous. `row_stride` is the distance of two.
+    void* contiguous_rows(int64_t& row_stride) const;
+
+   private:
+    static constexpr int MOST_AXES = 5;
+
+    nanobind::object owner_;
+    const char* name_;
+    void* address_ = nullptr;
+    int n_axes_ = 0;
+    int64_t sizes_[MOST_AXES] = {}, strides_[MOST_AXES] = {};
+    Dtype dtype_ = Dtype::other;
+
+    bool is_contiguous_from(int axis) const;
+    [[noreturn]] void refuse(const std::string& why) const;
+};
+
+}  // namespace smyrf
