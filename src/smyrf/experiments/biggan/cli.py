@@ -115,10 +115,14 @@ def score(
     features: Annotated[
         Path,
         typer.Option(
-            help="TorchScript feature network: the Inception file of published scores, or any that returns features "
-            "(images, width), optionally with logits."
+            help="Weights of the Inception network of published scores, pt_inception-2015-12-05-6726825d.pth; with "
+            "--allow-torchscript a TorchScript network that returns features (images, width), optionally with logits."
         ),
     ],
+    allow_torchscript: Annotated[
+        bool,
+        typer.Option("--allow-torchscript", help="Allow TorchScript as --features: this runs code from the file."),
+    ] = False,
     real: Annotated[
         Path | None,
         typer.Option(help="Real images for the Fréchet distance: a folder, an .npz file or a saved dataset."),
@@ -169,7 +173,7 @@ def score(
 
     scores = []
     try:
-        network = FeatureNetwork(features)
+        network = FeatureNetwork(features, allow_torchscript=allow_torchscript)
         generator = load_generator(checkpoint)
         moments = None
         network.check(generator.config.n_colours, generator.config.resolution)
