@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smyrf.experiments.nlp.tasks import Task
+from smyrf.experiments.validation import first_line
 from smyrf.tuning.machine import cache_folder
 
 
@@ -61,7 +62,22 @@ def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Pat
         except (pyarrow.ArrowException, OSError):
             pass
         file.unlink(missing_ok=True)  # damaged, for example by a full disk
-        return mapped()
+        try:
+            return mapped()
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = getattr(error, "strerror", None) or first_line(error)
+            raise ValueError(
+                f"{folder}, the cache of token ids, cannot be written: {reason}; set SMYRF_CACHE"
+            ) from error
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Save a tokenizer as it was loaded, without the truncation and padding of its last call."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    tokenizer.save_pretrained(folder)
 
 
 def largest_token(rows: Any) -> int:
