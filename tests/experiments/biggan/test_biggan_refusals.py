@@ -88,6 +88,13 @@ def test_weights_that_give_no_images_are_refused(place, tmp_path, command, featu
     assert "changed.pth: the generator's weights give images that are not finite" in refused(*words)
 
 
+@pytest.mark.parametrize("command", ["biggan sample", "biggan score", "inspect biggan", "inspect clusters"])
+def test_more_images_than_memory_are_refused_before_the_work(place, command, features):
+    more = ["--features", features["sees"], "--allow-torchscript"] if command == "biggan score" else []
+    said = refused(*command.split(), place / "g.pth", "--number", 10**12, *more)
+    assert "--number 1000000000000 must be at most" in said
+
+
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 def test_the_other_network_is_said_to_be_it(place, tmp_path, suffix):
     assert "it is a discriminator" in refused("biggan", "sample", place / f"d.{suffix}", "--output", tmp_path / "s")
