@@ -9,7 +9,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-for module in ("accelerate", "datasets", "filelock", "safetensors", "transformers", "PIL"):
+datasets = pytest.importorskip("datasets")
+transformers = pytest.importorskip("transformers")
+for module in ("accelerate", "filelock", "safetensors", "PIL"):
     pytest.importorskip(module)
 resource = pytest.importorskip("resource", reason="only Unix limits the size of files")
 
@@ -77,8 +79,6 @@ def test_biggan_resumes_after_a_full_disk(npz, tmp_path, monkeypatch, kind):
 def test_fine_tuning_resumes_after_a_full_disk(models, data, tmp_path, monkeypatch, kind):
     words = ["finetune", "rte", "--model", models["bert"], "--data", data, "--max-length", 16, "--batch", 8]
     words += ["--max-steps", 21, "--epochs", 6, "--output", tmp_path]  # checkpoints at 10, 20 and 21
-    import transformers
-
     save = transformers.Trainer._save_checkpoint
 
     def save_on_a_full_disk(trainer, *arguments, **options):
@@ -100,9 +100,21 @@ def test_fine_tuning_resumes_after_a_full_disk(models, data, tmp_path, monkeypat
     assert len(steps) == 21 - int(last.name.rsplit("-")[-1])
 
 
-def test_a_model_or_result_that_cannot_be_written_is_named(models, data, tmp_path, monkeypatch):
-    import transformers
+def test_a_cache_of_token_ids_that_cannot_be_written_is_named(models, data, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError:
+            raise ValueError("I/O operation on closed file")  # noqa: B904, as datasets does
 
+    monkeypatch.setattr(datasets.Dataset, "map", fail)
+    monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "cache"))
+    words = ["finetune", "rte", "--model", models["bert"], "--data", data, "--max-length", 16, "--max-steps", 1]
+    said = refused([*words, "--output", tmp_path / "runs"])
+    assert f"{tmp_path / 'cache' / 'tokens'}, the cache of token ids, cannot be written: No space left" in said
+
+
+def test_a_model_or_result_that_cannot_be_written_is_named(models, data, tmp_path, monkeypatch):
     words = ["finetune", "rte", "--model", models["bert"], "--data", data, "--max-length", 16, "--max-steps", 1]
     words += ["--output", tmp_path]
     predict = transformers.Trainer.predict

@@ -69,10 +69,9 @@ class FeatureNetwork:
             self._network: Any = _load_torchscript(path) if is_torchscript(path) else load_inception(path)
         except CheckpointError as error:
             raise FeatureError(str(error)) from error
-        is_own = isinstance(self._network, Inception)
-        names = [] if is_own else [argument.name for argument in self._network.forward.schema.arguments]
-        self._takes_bytes = is_own or "return_features" in names
+        names = _argument_names(self._network)
         self._returns_probabilities = "return_features" in names
+        self._takes_bytes = self._returns_probabilities or isinstance(self._network, Inception)
         # Published inception scores omit the bias of the last layer.
         self._options = {"no_output_bias": True} if "no_output_bias" in names else {}
 
@@ -126,6 +125,11 @@ def _load_torchscript(path: Path) -> Any:
     if not hasattr(found, "forward"):
         raise FeatureError(f"{path} has no function forward")
     return found.eval()
+
+
+def _argument_names(network: Any) -> list[str]:
+    """Names of the arguments of a TorchScript network; none for our own."""
+    return [] if isinstance(network, Inception) else [one.name for one in network.forward.schema.arguments]
 
 
 def look(network: FeatureNetwork, batches: Iterator[Tensor]) -> ImageFeatures:

@@ -63,10 +63,10 @@ class Convolution(nn.Module):
 
     def __init__(self, n_inputs: int, kernel: Kernel, *, stride: int = 1, padded: bool = True) -> None:
         super().__init__()
-        width, *size = kernel
-        padding = tuple(side // 2 if padded else 0 for side in size)
-        self.conv = nn.Conv2d(n_inputs, width, tuple(size), stride, padding, bias=False)
-        self.bn = nn.BatchNorm2d(width, eps=0.001)
+        n_outputs, height, width = kernel
+        padding = (height // 2, width // 2) if padded else (0, 0)
+        self.conv = nn.Conv2d(n_inputs, n_outputs, (height, width), stride, padding, bias=False)
+        self.bn = nn.BatchNorm2d(n_outputs, eps=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.bn(self.conv(x)))

@@ -59,13 +59,15 @@ def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Pat
             found = mapped()
             if len(found) == len(rows):
                 return found
-        except (pyarrow.ArrowException, OSError):
+        except (pyarrow.ArrowException, OSError, ValueError):
             pass
         file.unlink(missing_ok=True)  # damaged, for example by a full disk
         try:
             return mapped()
-        except (pyarrow.ArrowException, OSError) as error:
-            reason = getattr(error, "strerror", None) or first_line(error)
+        except Exception as error:
+            if (cause := _os_error(error)) is None:
+                raise
+            reason = cause.strerror or first_line(cause)
             raise ValueError(
                 f"{folder}, the cache of token ids, cannot be written: {reason}; set SMYRF_CACHE"
             ) from error
@@ -78,6 +80,13 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
         backend.no_truncation()
         backend.no_padding()
     tokenizer.save_pretrained(folder)
+
+
+def _os_error(error: BaseException | None) -> OSError | None:
+    """The system's error behind another: on a full disk datasets fails again, when it closes the file."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def largest_token(rows: Any) -> int:
