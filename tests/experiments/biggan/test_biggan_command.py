@@ -119,7 +119,15 @@ def place(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_scores_beside_the_papers(weights, place, tmp_path):
-    words = ["--features", str(place / "sees.pt"), "--real", str(place / "real.npz"), "--number", "12"]
+    words = [
+        "--features",
+        str(place / "sees.pt"),
+        "--allow-torchscript",
+        "--real",
+        str(place / "real.npz"),
+        "--number",
+        "12",
+    ]
     words += ["--methods", "dense,smyrf:64x32,tangent:0.25", "--json", str(tmp_path / "s.json")]
     done = runner.invoke(app, ["biggan", "score", str(weights / "g64.safetensors"), *words])
     assert done.exit_code == 0, done.output
@@ -138,6 +146,7 @@ def test_the_papers_table_is_a_preset(weights, place, tmp_path):
     words = [
         "--features",
         str(place / "sees.pt"),
+        "--allow-torchscript",
         "--number",
         "2",
         "--preset",
@@ -173,8 +182,11 @@ def test_the_papers_table_is_a_preset(weights, place, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--features", "{p}/none.pt"], "none.pt cannot be loaded as TorchScript"),
-        (["--features", "{p}/sees.pt", "--real", "{p}/none"], "none is neither a folder nor an .npz file"),
+        (["--features", "{p}/none.pt"], "none.pt cannot be read"),
+        (
+            ["--features", "{p}/sees.pt", "--allow-torchscript", "--real", "{p}/none"],
+            "none is neither a folder nor an .npz file",
+        ),
         (["--features", "{p}/sees.pt", "--preset", "table2"], "--preset table2 must be table1"),
         (["--features", "{p}/sees.pt", "--number", "1"], "--number 1 must be at least 2"),
         (["--features", "{p}/sees.pt", "--methods", "x"], "--methods: 'x' is not a method"),

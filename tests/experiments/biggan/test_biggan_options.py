@@ -70,7 +70,19 @@ def test_images_are_of_the_classes_and_latents_asked_for(weights, tmp_path, clas
 
 @pytest.mark.parametrize("truncation", [None, 0.5])
 def test_scores_are_of_the_latents_asked_for(weights, features, npz, tmp_path, truncation):
-    words = ["--features", features, "--real", npz, "--number", 6, "--seed", 3, "--json", tmp_path / "s.json"]
+    words = [
+        "--features",
+        features,
+        "--allow-torchscript",
+        "--real",
+        npz,
+        "--number",
+        6,
+        "--seed",
+        3,
+        "--json",
+        tmp_path / "s.json",
+    ]
     run("score", weights, *words, *([] if truncation is None else ["--truncation", truncation]))
     (found,) = json.loads((tmp_path / "s.json").read_text())["scores"]
     z = draw_latents(6, 20, truncation=truncation, seed=3)
@@ -86,7 +98,7 @@ def test_scores_are_of_the_latents_asked_for(weights, features, npz, tmp_path, t
 def test_every_real_image_is_looked_at(features, npz, batch):
     pictures = load_pictures(npz, 32, 1)
     expected = moments(_Sees()(torch.stack([pictures[index][0] for index in range(10)])))
-    found = real_moments(FeatureNetwork(features), pictures, batch)
+    found = real_moments(FeatureNetwork(features, allow_torchscript=True), pictures, batch)
     assert frechet_distance(found, expected) == pytest.approx(0.0, abs=1e-9)
 
 

@@ -82,10 +82,17 @@ def test_weights_of_eight_bits_are_read(place, tmp_path):
 def test_weights_that_give_no_images_are_refused(place, tmp_path, command, features):
     path = changed(place, tmp_path, "blocks.2.0.conv1.weight", torch.zeros_like)  # its singular value is 0
     more = {"biggan sample": ["--json", tmp_path / "t.json", "--output", tmp_path / "s"]}
-    more |= {"biggan score": ["--features", features["sees"], "--number", "4"]}
+    more |= {"biggan score": ["--features", features["sees"], "--allow-torchscript", "--number", "4"]}
     more |= {"inspect clusters": ["--methods", "smyrf:1x32", "--output", tmp_path / "c"]}
     words = [*command.split(), path, *more[command]]
     assert "changed.pth: the generator's weights give images that are not finite" in refused(*words)
+
+
+@pytest.mark.parametrize("command", ["biggan sample", "biggan score", "inspect biggan", "inspect clusters"])
+def test_more_images_than_memory_are_refused_before_the_work(place, command, features):
+    more = ["--features", features["sees"], "--allow-torchscript"] if command == "biggan score" else []
+    said = refused(*command.split(), place / "g.pth", "--number", 10**12, *more)
+    assert "--number 1000000000000 must be at most" in said
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
@@ -262,12 +269,13 @@ def features(tmp_path_factory):
 )
 def test_what_cannot_be_scored_is_named(place, features, name, more, sentence):
     more = [word.replace("{place}", str(place)) for word in more]
-    words = ["--features", features[name], "--number", "6", *more]
+    words = ["--features", features[name], "--allow-torchscript", "--number", "6", *more]
     assert sentence in refused("biggan", "score", place / "g.safetensors", *words)
 
 
 def test_a_few_images_have_no_inception_score(place, features):
     words = ["biggan", "score", str(place / "g.safetensors"), "--features", str(features["sees"]), "--number"]
+    words.insert(3, "--allow-torchscript")
     few, more = (CliRunner().invoke(app, [*words, number]).output for number in ("9", "20"))
     assert "±" not in few and "±" in more
 

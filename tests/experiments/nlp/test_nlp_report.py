@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 for module in ("transformers", "datasets", "accelerate", "sklearn", "matplotlib"):
     pytest.importorskip(module)
 
 from smyrf import Dense, Smyrf, Tangent  # noqa: E402
+from smyrf.__main__ import app  # noqa: E402
 from smyrf.experiments.nlp import plots  # noqa: E402
 from smyrf.experiments.nlp.format_tables import figure_table, lines, markdown, preset_table, rich_table  # noqa: E402
 from smyrf.experiments.nlp.presets import PRESETS  # noqa: E402
@@ -293,3 +295,11 @@ def test_damaged_results_are_named(tmp_path, change, words):
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(ValueError, match=f"a.run.json: {words}"):
         load_result(file)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"recipe":' * 100_000, '{"format": ' + "9" * 5000 + "}"])
+def test_json_that_no_parser_survives_gives_one_sentence(tmp_path, text):
+    (tmp_path / "a.run.json").write_text(text)
+    done = CliRunner().invoke(app, ["finetune", "report", str(tmp_path)])
+    assert done.exit_code == 2 and isinstance(done.exception, SystemExit), done.exception
+    assert "a.run.json: " in done.stderr.replace("\n", "") and "Traceback" not in done.output

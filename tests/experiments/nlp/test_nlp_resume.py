@@ -4,20 +4,20 @@ import json
 import signal
 
 import pytest
-import torch
+from filelock import FileLock
 from typer.testing import CliRunner
 
 pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from safetensors.torch import load_file  # noqa: E402
-
 from smyrf import Smyrf  # noqa: E402
 from smyrf.__main__ import app  # noqa: E402
 from smyrf.experiments.nlp.checkpoints import MarkWhole, last_checkpoint, remove_all, remove_half_written  # noqa: E402
+from smyrf.experiments.nlp.presets import preset_for  # noqa: E402
 from smyrf.experiments.nlp.recipe import Recipe  # noqa: E402
 from smyrf.experiments.nlp.train import finetune, prepare  # noqa: E402
+from smyrf.experiments.run_lock import LockedError  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -30,8 +30,12 @@ def test_what_a_kill_left_of_a_finished_run_is_removed(models, data, tmp_path):
     assert finetune(recipe, tmp_path, data) == first and not left.parent.exists()
 
 
-def test_an_interrupted_evaluation_does_not_cost_the_training(models, data, tmp_path, monkeypatch):
-    recipe = Recipe(task="rte", model=models["bert"], train_method=Smyrf(2, 4), max_length=16, epochs=6)
+@pytest.mark.parametrize("max_steps", [None, 3])
+def test_an_interrupted_evaluation_does_not_cost_the_training(models, data, tmp_path, monkeypatch, max_steps):
+    # Two steps in an epoch.
+    recipe = Recipe(
+        task="rte", model=models["bert"], train_method=Smyrf(2, 4), max_length=16, epochs=6, max_steps=max_steps
+    )
     whole = finetune(recipe, tmp_path / "whole", data)
 
     def interrupt(*arguments, **options):
@@ -50,8 +54,32 @@ def test_an_interrupted_evaluation_does_not_cost_the_training(models, data, tmp_
 
     monkeypatch.setattr(transformers.Trainer, "training_step", count)
     again = finetune(recipe, tmp_path / "cut", data)
-    assert not steps and again.losses == whole.losses
+    assert not steps and again.losses == whole.losses and again.n_steps == whole.n_steps
     assert [one.metrics for one in again.evaluations] == [one.metrics for one in whole.evaluations]
+
+
+def test_a_model_does_not_depend_on_the_cache_of_token_ids(models, data, tmp_path):
+    """A resumed run reads the ids that an interrupted one has written."""
+    recipe = Recipe(task="rte", model=models["bert"], max_length=16, max_steps=1)
+    for name in ("first", "second"):
+        finetune(recipe, tmp_path / name, data, cache=tmp_path / "cache")
+    _check_same_model(tmp_path / "first", tmp_path / "second")
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(models, data, tmp_path):
+    words = ["finetune", "rte", "--model", models["bert"], "--data", data, "--max-length", 16, "--max-steps", 1]
+    words = [str(word) for word in (*words, "--output", tmp_path)]
+    (recipe,) = preset_for("rte").recipes(("rte",), (0,), model=models["bert"], max_length=16, max_steps=1)
+    folder = tmp_path / prepare(recipe, data).name
+    folder.mkdir()
+    with FileLock(folder / "run.lock"):
+        with pytest.raises(LockedError, match="another process is training in"):
+            finetune(recipe, tmp_path, data)
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2 and f"another process is training in {folder}" in done.stderr.replace("\n", "")
+    assert (folder / "run.lock").exists()  # as a kill leaves it
+    _in_this_process(words)
+    assert not (folder / "run.lock").exists()
 
 
 def test_a_run_of_several_processes_does_not_go_on_in_one(models, data, tmp_path):
@@ -138,9 +166,11 @@ def _only_result(folder):
     return json.loads(file.read_text())
 
 
-def _weights(folder):
-    (file,) = folder.glob("*/model/model.safetensors")
-    return load_file(file)
+def _check_same_model(folder, other_folder):
+    files, others = ({path.name: path for path in one.glob("*/model/*")} for one in (folder, other_folder))
+    assert files.keys() == others.keys() >= {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    for name, path in files.items():
+        assert path.read_bytes() == others[name].read_bytes(), name
 
 
 def _leave_half_a_checkpoint(folder):
@@ -158,8 +188,7 @@ def _check_same(resumed_folder, whole_folder):
     assert resumed["losses"] == whole["losses"]
     for one, other in zip(resumed["evaluations"], whole["evaluations"], strict=True):
         assert one["metrics"] == other["metrics"]
-    weights, others = _weights(resumed_folder), _weights(whole_folder)
-    assert all(torch.equal(value, others[name]) for name, value in weights.items())
+    _check_same_model(resumed_folder, whole_folder)
 
 
 def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been_killed(models, data, tmp_path, launch):

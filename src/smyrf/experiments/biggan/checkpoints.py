@@ -7,6 +7,7 @@ checked one by one, and the first mismatch is reported.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from smyrf.experiments.validation import first_line
 from smyrf.methods import Dense, Method
 
 Network = TypeVar("Network", bound=Generator | Discriminator)
+Filled = TypeVar("Filled", bound=nn.Module)
 # Counters of PyTorch's batch norm, which are not used.
 _IGNORED = ("num_batches_tracked",)
 # Unsupported settings of the original code: by a key that only such networks have, and by a key that only they lack
@@ -122,7 +124,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
             state: Any = load_file(path)
         else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of files that are refused
+                state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files raise many kinds
         raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
     if not isinstance(state, dict) or not state:
@@ -259,7 +263,7 @@ def _resolution(path: Path, widths: dict[int, tuple[int, ...]], n_widths: int) -
     raise CheckpointError(f"{path}: blocks have {n_widths} widths, supported are {known}")
 
 
-def fill(network: Network, state: dict[str, Tensor], path: Path) -> Network:
+def fill(network: Filled, state: dict[str, Tensor], path: Path) -> Filled:
     """Load weights into a network if all of them fit.
 
     Args:
@@ -268,7 +272,8 @@ def fill(network: Network, state: dict[str, Tensor], path: Path) -> Network:
     Raises:
         CheckpointError: a key does not fit.
     """
-    expected, ready = network.state_dict(), dict[str, Tensor]()
+    expected = {key: value for key, value in network.state_dict().items() if not key.endswith(_IGNORED)}
+    ready = dict[str, Tensor]()
     other = _other(type(network), state)
     for key, value in expected.items():
         if key not in state:
@@ -286,7 +291,9 @@ def fill(network: Network, state: dict[str, Tensor], path: Path) -> Network:
             raise CheckpointError(f"{path}: {key} holds values that are not finite")
     for key in state:
         if key not in expected and not key.endswith(_IGNORED):
-            raise CheckpointError(f"{path}: {key} is unknown to a {type(network).__name__.lower()} of this shape")
+            kind = type(network).__name__.lower()
+            article = "an" if kind.startswith(tuple("aeiou")) else "a"
+            raise CheckpointError(f"{path}: {key} is unknown to {article} {kind} of this shape")
     # A network on the meta device takes these tensors; another keeps its own, to which an optimizer may refer.
     empty = next(network.parameters()).is_meta
     network.load_state_dict(ready, assign=empty)

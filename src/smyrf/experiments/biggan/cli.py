@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from smyrf.experiments.biggan.image_limits import MAX_SCORED, need_images
 from smyrf.tools.cli.validation import (
     need,
     need_at_least,
@@ -68,7 +69,8 @@ def sample(
     from smyrf.tools.results import command_line
     from smyrf.tuning.machine import machine
 
-    need_at_least(1, number=number, batch=batch, threads=threads)
+    need_images(number)
+    need_at_least(1, batch=batch, threads=threads)
     need_seed(seed)
     chosen, wanted = read_methods(methods), read_classes(classes)
     need("PIL", "plots")
@@ -115,10 +117,14 @@ def score(
     features: Annotated[
         Path,
         typer.Option(
-            help="TorchScript feature network: the Inception file of published scores, or any that returns features "
-            "(images, width), optionally with logits."
+            help="Weights of the Inception network of published scores, pt_inception-2015-12-05-6726825d.pth; with "
+            "--allow-torchscript a TorchScript network that returns features (images, width), optionally with logits."
         ),
     ],
+    allow_torchscript: Annotated[
+        bool,
+        typer.Option("--allow-torchscript", help="Allow TorchScript as --features: this runs code from the file."),
+    ] = False,
     real: Annotated[
         Path | None,
         typer.Option(help="Real images for the Fréchet distance: a folder, an .npz file or a saved dataset."),
@@ -148,7 +154,7 @@ def score(
     from smyrf.tools.results import command_line
     from smyrf.tuning.machine import machine
 
-    need_at_least(2, number=number)
+    need_images(number, least=2, most=MAX_SCORED)
     need_at_least(1, batch=batch, threads=threads)
     need_seed(seed)
     if preset not in (None, "table1"):
@@ -169,7 +175,7 @@ def score(
 
     scores = []
     try:
-        network = FeatureNetwork(features)
+        network = FeatureNetwork(features, allow_torchscript=allow_torchscript)
         generator = load_generator(checkpoint)
         moments = None
         network.check(generator.config.n_colours, generator.config.resolution)
@@ -237,7 +243,6 @@ def train(
 ) -> None:
     """Train BigGAN with any attention method; the same command again resumes an interrupted run."""
     import torch
-    from filelock import FileLock, Timeout
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -253,6 +258,8 @@ def train(
     from smyrf.experiments.biggan.tensorboard import Board
     from smyrf.experiments.biggan.train import Losses, Run
     from smyrf.experiments.launch_env import is_first_process
+    from smyrf.experiments.run_lock import LockedError, run_lock
+    from smyrf.experiments.save_errors import SaveError
     from smyrf.methods import parse_method
 
     need_at_least(1, threads=threads, log_every=log_every, save_every=save_every, grid_every=grid_every)
@@ -296,12 +303,10 @@ def train(
         folder = output / recipe.name
         need_writable("output", folder / "state.json")
         if is_first_process():
-            lock = FileLock(folder / "run.lock")  # released by the system when the process ends
-            lock.acquire(timeout=0)
-            context.call_on_close(lock.release)
+            context.with_resource(run_lock(folder))
         run = Run(recipe, pictures, folder)
-    except Timeout:
-        refuse(f"--output {output}: another process is training in {folder}")
+    except LockedError as error:
+        refuse(f"--output {output}: {error}")
     except (TypeError, ValueError) as error:
         refuse(str(error))
     console = Console(quiet=not is_first_process())
@@ -321,7 +326,7 @@ def train(
         board = Board(folder / "tensorboard", run.step) if tensorboard and is_first_process() else None
         try:
             run.train(log_every=log_every, save_every=save_every, grid_every=grid_every, board=board, done=done)
-        except ValueError as error:
+        except (SaveError, ValueError) as error:
             bar.stop()
             refuse(str(error))
         except OSError as error:

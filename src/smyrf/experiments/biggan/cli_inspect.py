@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from smyrf.experiments.biggan.image_limits import need_images
 from smyrf.tools.cli.inspect import app
 from smyrf.tools.cli.options import Json, Methods, PlotFolder, Seed, Singular, Threads
 from smyrf.tools.cli.validation import (
@@ -72,7 +73,8 @@ def biggan(
     import torch
 
     threads = read_threads(threads)
-    need_at_least(1, number=number, rows=rows)
+    need_images(number)
+    need_at_least(1, rows=rows)
     need_at_least(0, singular=singular)
     need_seed(seed)
     chosen, wanted = read_methods(methods), read_classes(classes)
@@ -156,7 +158,7 @@ def clusters(
     else:
         what = f"a BigGAN, whose weights end in {', '.join(WEIGHTS)}, and {source} is a model"
         _need_absent(what, classes=classes, truncation=truncation, block=block)
-    need_at_least(1, number=number)
+    need_images(number)
     need_at_least(0, layer=layer, head=head)
     need_seed(seed)
     need("matplotlib", "plots")

@@ -30,6 +30,7 @@ from smyrf.experiments.biggan.standing_statistics import collect_statistics
 from smyrf.experiments.biggan.tensorboard import Board
 from smyrf.experiments.biggan.weight_average import Average
 from smyrf.experiments.checkpoint_folders import checkpoint_folders
+from smyrf.experiments.save_errors import SaveError, naming_folder
 from smyrf.experiments.validation import first_line
 from smyrf.tuning.schedule import AdaptiveSchedule
 
@@ -268,18 +269,34 @@ class Run:
             board.add_grid(grid, self.step)
 
     def save(self) -> None:
-        """Write a checkpoint atomically, and remove old ones."""
+        """Write a checkpoint atomically, and remove old ones.
+
+        Raises:
+            SaveError: it cannot be written; earlier checkpoints stay.
+        """
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
             return
         final = self.folder / f"checkpoint-{self.step}"
         temporary = final.with_name(final.name + ".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        try:
+            with naming_folder(self.folder, final.name):
+                self._write(temporary)
+                shutil.rmtree(final, ignore_errors=True)
+                temporary.rename(final)
+        except SaveError:
+            shutil.rmtree(temporary, ignore_errors=True)  # it may fill the disk
+            raise
+        for old in checkpoint_folders(self.folder)[:-N_KEPT]:
+            shutil.rmtree(old)
+
+    def _write(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
         for name, network in self._networks().items():
-            save_network(network, temporary / f"{name}.safetensors")
+            save_network(network, folder / f"{name}.safetensors")
         states = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
-        torch.save(states, temporary / "optimizers.pt")
+        torch.save(states, folder / "optimizers.pt")
         state = {
             "step": self.step,
             "recipe": self.recipe.to_dict(),
@@ -288,11 +305,7 @@ class Run:
             "sums": self._sums,
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
         }
-        write_json(temporary / "state.json", state)
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
-        for old in checkpoint_folders(self.folder)[:-N_KEPT]:
-            shutil.rmtree(old)
+        write_json(folder / "state.json", state)
 
     def _networks(self) -> dict[str, Generator | Discriminator]:
         assert isinstance(self.average.network, Generator)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from smyrf.experiments.checkpoint_folders import checkpoint_folders
+from smyrf.experiments.run_lock import LOCK
+from smyrf.experiments.save_errors import naming_folder
 
 # transformers writes a checkpoint file by file under its final name; each process adds this mark at the end.
 _WHOLE = "whole-{rank}-of-{n}"
@@ -19,7 +22,9 @@ class MarkWhole(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         mark = _WHOLE.format(rank=args.process_index, n=args.world_size)
-        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / mark).touch()
+        folder, name = Path(args.output_dir), f"checkpoint-{state.global_step}"
+        with naming_folder(folder, name):
+            (folder / name / mark).touch()
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -51,9 +56,11 @@ def remove_half_written(folder: Path) -> None:
 
 
 def remove_all(folder: Path) -> None:
-    """Remove the checkpoints of a finished run."""
+    """Remove the checkpoints of a finished run, and its lock."""
     for one in checkpoint_folders(folder):
         shutil.rmtree(one)
+    with suppress(OSError):  # there is none, or the system keeps it while it is held
+        (folder / LOCK).unlink()
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 

@@ -147,13 +147,17 @@ def run(
 
     from smyrf.experiments.launch_env import is_first_process
     from smyrf.experiments.nlp.run_recipes import run_recipes
+    from smyrf.experiments.run_lock import LockedError
+    from smyrf.experiments.save_errors import SaveError
 
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console(quiet=not is_first_process())
     try:
         tables = run_recipes(recipes, output, data, preset=preset or "", keep_model=keep_model, console=console)
-    except ValueError as error:
+    except LockedError as error:
+        refuse(f"--output {output}: {error}")
+    except (SaveError, ValueError) as error:
         refuse(_by_options(error))
     if json is not None and is_first_process():
         write_json(json, [table.to_dict() for table in tables])

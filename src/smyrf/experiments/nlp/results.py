@@ -107,6 +107,8 @@ def load_result(path: Path) -> Result:
             threads=int(data["threads"]),
             n_processes=int(data["n_processes"]),
         )
+    except RecursionError as error:
+        raise ValueError(f"{path}: it is nested too deeply to be the result of a run") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ValueError(f"{path}: {what}") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smyrf.experiments.nlp.tasks import Task
+from smyrf.experiments.validation import first_line
 from smyrf.tuning.machine import cache_folder
 
 
@@ -58,10 +59,34 @@ def tokenise(rows: Any, tokenizer: Any, task: Task, max_length: int, folder: Pat
             found = mapped()
             if len(found) == len(rows):
                 return found
-        except (pyarrow.ArrowException, OSError):
+        except (pyarrow.ArrowException, OSError, ValueError):
             pass
         file.unlink(missing_ok=True)  # damaged, for example by a full disk
-        return mapped()
+        try:
+            return mapped()
+        except Exception as error:
+            if (cause := _os_error(error)) is None:
+                raise
+            reason = cause.strerror or first_line(cause)
+            raise ValueError(
+                f"{folder}, the cache of token ids, cannot be written: {reason}; set SMYRF_CACHE"
+            ) from error
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Save a tokenizer as it was loaded, without the truncation and padding of its last call."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    tokenizer.save_pretrained(folder)
+
+
+def _os_error(error: BaseException | None) -> OSError | None:
+    """The system's error behind another: on a full disk datasets fails again, when it closes the file."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def largest_token(rows: Any) -> int:

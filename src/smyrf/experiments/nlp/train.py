@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,9 @@ from smyrf.experiments.nlp.metrics import compute_metrics
 from smyrf.experiments.nlp.recipe import InputHashes, Recipe
 from smyrf.experiments.nlp.results import SUFFIX, Evaluation, Result, load_result
 from smyrf.experiments.nlp.tasks import TASKS
-from smyrf.experiments.nlp.tokens import hash_rows, largest_token, tokenise
+from smyrf.experiments.nlp.tokens import hash_rows, largest_token, save_tokenizer, tokenise
+from smyrf.experiments.run_lock import run_lock
+from smyrf.experiments.save_errors import SaveError, naming_folder
 from smyrf.experiments.validation import first_line
 from smyrf.methods import Method
 from smyrf.models.replace import replace_attention, restore_attention
@@ -125,6 +128,8 @@ def finetune(
         the result, which has been written.
 
     Raises:
+        LockedError: another process is training in the run's folder.
+        SaveError: a file cannot be written; earlier checkpoints stay.
         ValueError: the recipe, the model or the data cannot be used; raised before training.
     """
     prepared = prepare(recipe, data, cache=cache)
@@ -155,7 +160,25 @@ def train(
     command: str = "",
     console: Console | None = None,
 ) -> Result:
-    """Fine-tune and evaluate a prepared run."""
+    """Fine-tune and evaluate a prepared run.
+
+    Raises:
+        LockedError: another process is training in its folder.
+        SaveError: a file cannot be written; earlier checkpoints stay.
+        ValueError: a checkpoint cannot be read, or the run cannot resume.
+    """
+    run_folder = folder / prepared.name
+    if run_folder.exists() and not run_folder.is_dir():
+        raise ValueError(f"{run_folder} must be a folder for checkpoints, but is a file")
+    with run_lock(run_folder) if is_first_process() else nullcontext():
+        return _train_and_evaluate(
+            prepared, folder, preset=preset, keep_model=keep_model, command=command, console=console
+        )
+
+
+def _train_and_evaluate(
+    prepared: PreparedRun, folder: Path, *, preset: str, keep_model: bool, command: str, console: Console | None
+) -> Result:
     from transformers import DataCollatorWithPadding, set_seed
     from transformers.trainer_callback import PrinterCallback
 
@@ -165,8 +188,6 @@ def train(
 
     recipe, task = prepared.recipe, TASKS[prepared.recipe.task]
     run_folder = folder / prepared.name
-    if run_folder.exists() and not run_folder.is_dir():
-        raise ValueError(f"{run_folder} must be a folder for checkpoints, but is a file")
     n_steps = count_steps(recipe, len(prepared.splits["train"]))
     arguments = _arguments(recipe, run_folder, n_steps)
     set_seed(recipe.seed)
@@ -177,7 +198,7 @@ def train(
     order = None
     if recipe.pad == "grouped":
         order = GroupedByLength(lengths(prepared.splits["train"]), recipe.batch_size, recipe.seed)
-    trainer = _trainer_class(order)(
+    trainer = _trainer_class(order, run_folder)(
         model=model,
         args=arguments,
         train_dataset=prepared.splits["train"],
@@ -240,10 +261,11 @@ def train(
     )
     if is_first_process():
         if keep_model:
-            with quiet():
+            with quiet(), naming_folder(run_folder, "the model"):
                 model.save_pretrained(model_folder(folder, result))
-                prepared.tokenizer.save_pretrained(model_folder(folder, result))
-        result.save(result_file(folder, prepared), command)
+                save_tokenizer(prepared.tokenizer, model_folder(folder, result))
+        with naming_folder(run_folder, "the result"):
+            result.save(result_file(folder, prepared), command)
         remove_all(run_folder)
     trainer.accelerator.wait_for_everyone()
     return result
@@ -283,10 +305,24 @@ def _train(trainer: Any, resumed: Path | None) -> None:
     """Train, from a checkpoint if there is one.
 
     Raises:
+        SaveError: a checkpoint cannot be written.
         ValueError: the checkpoint cannot be read.
     """
+    from transformers import TrainerState
+
+    from smyrf.experiments.nlp.checkpoints import remove_half_written
+
     try:
+        if resumed is not None and checkpoint_step(resumed) == trainer.args.max_steps:
+            # Trainer would take one more step, unless the last one ends an epoch.
+            trainer._load_from_checkpoint(str(resumed))
+            trainer.state = TrainerState.load_from_json(str(resumed / "trainer_state.json"))
+            return
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+    except SaveError:
+        if is_first_process():
+            remove_half_written(Path(trainer.args.output_dir))  # it may fill the disk
+        raise
     except Exception as error:  # each file of a checkpoint has its own kinds of errors
         if resumed is None or trainer.state.global_step > checkpoint_step(resumed):
             raise
@@ -295,21 +331,22 @@ def _train(trainer: Any, resumed: Path | None) -> None:
         ) from error
 
 
-def _trainer_class(order: Any) -> Any:
-    """Trainer, or a subclass with the given sampler.
+def _trainer_class(order: Any, run_folder: Path) -> Any:
+    """Trainer that names its folder in errors of writing, and takes the given sampler, if there is one.
 
     Trainer's own grouping by length draws from the global generator, whose state differs in a resumed run.
     """
     from transformers import Trainer
 
-    if order is None:
-        return Trainer
+    class FolderTrainer(Trainer):  # type: ignore[misc]
+        def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+            with naming_folder(run_folder, f"checkpoint-{self.state.global_step}"):
+                super()._save_checkpoint(*arguments, **options)
 
-    class GroupedTrainer(Trainer):  # type: ignore[misc]
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return order
+            return super()._get_train_sampler(train_dataset) if order is None else order
 
-    return GroupedTrainer
+    return FolderTrainer
 
 
 def _arguments(recipe: Recipe, run_folder: Path, n_steps: int) -> Any:
