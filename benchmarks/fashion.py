@@ -91,7 +91,7 @@ def main() -> None:
         found = torch.cat([network(part)[1].argmax(1) for part in images.split(500)])
     print(f"accuracy on {len(images):,} test images: {100 * (found == labels).float().mean():.1f}%")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is what `smyrf biggan score` reads
+        warnings.simplefilter("ignore", DeprecationWarning)  # what `smyrf biggan score --allow-torchscript` reads
         torch.jit.script(network).save(str(output / "classifier.pt"))
 
 
