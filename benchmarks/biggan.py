@@ -84,7 +84,8 @@ def train(data: Path, output: Path, name: str, seed: str) -> None:
         shutil.copy(max((last.parent / "grids").iterdir()), folder / "grid.png")
         shutil.copy(last / "average.safetensors", folder / "average.part")
         (folder / "average.part").replace(weights)
-    score = ("biggan", "score", weights, "--features", data / "classifier.pt", "--allow-torchscript", "--number", N_IMAGES, "--batch", "50")
+    features = ("--features", data / "classifier.pt", "--allow-torchscript")
+    score = ("biggan", "score", weights, *features, "--number", N_IMAGES, "--batch", "50")
     other = {"swap": ",".join(SWAPPED)} if name == "dense" else {"dense": "dense"}
     for file, methods in {"score": method, **other}.items():
         if not (folder / f"{file}.json").exists():
