@@ -77,9 +77,14 @@ def test_an_error_leaves_the_old_file(tmp_path):
     write_json(tmp_path / "a.json", {"a": 1})
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "a.json", {"a": float("nan")})
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "a.json") as temporary:
-        temporary.write_text("half")
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with replacing(tmp_path / "a.json") as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert (tmp_path / "a.json").read_text() == '{\n "a": 1\n}\n'
     assert names(tmp_path) == ["a.json"]
 
