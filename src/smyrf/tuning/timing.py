@@ -1,7 +1,7 @@
 """Times of dense attention and of a method on a call: measured once, then kept in memory and on disk.
 
-The file is ``crossover.json`` in `cache_folder`. A file that cannot be read counts as empty, an entry that is not a pair
-of times is ignored, and a file that cannot be written is skipped.
+The file is ``crossover.json`` in `cache_folder`. A file that cannot be read counts as empty, an entry that is not two
+times is ignored, and a file that cannot be written is skipped.
 """
 
 from __future__ import annotations
