@@ -173,10 +173,10 @@ def test_files_that_are_none_are_refused(tmp_path, name, content):
 
 def test_objects_are_never_unpickled(tmp_path):
     numpy.savez(tmp_path / "x.npz", q=numpy.array([{"a": 1}], dtype=object))
-    with pytest.raises(ValueError, match="holds pickled objects, which are never loaded$"):
+    with pytest.raises(ValueError, match=r"holds pickled objects, which are never loaded$"):
         load_qkv(tmp_path / "x.npz")
     (tmp_path / "x.npz").write_bytes(b"\x80\x04K\x01.")
-    with pytest.raises(ValueError, match="holds pickled objects, which are never loaded$"):
+    with pytest.raises(ValueError, match=r"holds pickled objects, which are never loaded$"):
         load_qkv(tmp_path / "x.npz")
 
 

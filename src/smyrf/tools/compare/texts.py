@@ -124,7 +124,7 @@ def _lines(file: IO[str]) -> Iterator[tuple[int, str]]:
             raise InputError(f"line {number:,} has more than {LONGEST_DOCUMENT:,} characters")
         if n_read > MOST_CHARACTERS:
             raise InputError(
-                f"its first {MOST_CHARACTERS:,} characters hold too few documents of the length asked for: give a smaller "
-                "file, or ask for fewer or shorter documents"
+                f"its first {MOST_CHARACTERS:,} characters hold too few documents of the length asked for: give a "
+                "smaller file, or ask for fewer or shorter documents"
             )
         yield number, line
