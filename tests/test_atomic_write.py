@@ -10,7 +10,7 @@ import pytest
 
 from smyrf.atomic_write import replacing, write_json, write_text
 
-posix = pytest.mark.skipif(os.name != "posix", reason="modes, links and locks as POSIX has them")
+posix = pytest.mark.skipif(os.name != "posix", reason="modes, links and locks are those of POSIX")
 
 
 @pytest.fixture
