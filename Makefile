@@ -10,8 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 demo: $(VENV)/.demo  ## a real pretrained encoder with other attention against itself, and a short benchmark
 	$(BIN)/smyrf demo --output demo
 
-test: $(VENV)/.test  ## all tests but the slow ones, doctests included
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+test: $(VENV)/.test  ## all tests but the slow ones, doctests included; a skip that is not expected is a failure
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q --strict-skips
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -q -m slow

@@ -6,6 +6,11 @@ import pytest
 import torch
 from hypothesis import settings
 
+import expected_skips
+
+# Not tests, and they need transformers.
+collect_ignore = ["zoo"]
+
 # A property is checked on the same examples in every run; compiling and importing must not time out.
 settings.register_profile("smyrf", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("smyrf")
@@ -59,5 +64,28 @@ def quick_comparison(tmp_path, monkeypatch):
     monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "cache"))
 
 
+def pytest_addoption(parser):
+    parser.addoption("--strict-skips", action="store_true", help="fail if a skip is not in tests/expected_skips.py")
+
+
 def pytest_configure(config):
     torch.set_num_threads(1)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    if exitstatus == pytest.ExitCode.OK and _unexpected(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if lines := _unexpected(config):
+        terminalreporter.section("unexpected skips", red=True)
+        for line in lines:
+            terminalreporter.line(line, red=True)
+
+
+def _unexpected(config):
+    reporter = config.pluginmanager.get_plugin("terminalreporter")  # None in a worker of pytest-xdist
+    if reporter is None or not config.getoption("strict_skips"):
+        return []
+    return expected_skips.unexpected(reporter.stats.get("skipped", []))

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import shutil
 import sys
 import types
 import wave
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from smyrf import Tangent
+from smyrf.tools.compare import texts
 from smyrf.tools.compare.images import read_images, sample_images
 from smyrf.tools.compare.input_files import InputError
 from smyrf.tools.compare.load_model import load_reader
@@ -22,6 +24,8 @@ transformers = pytest.importorskip("transformers")
 
 
 # Texts
+
+PACKED = gzip.compress(b'{"text": "one"}\n' * 5, mtime=0)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,11 @@ def test_documents_are_lines_paragraphs_or_objects(tmp_path, name, content, want
         ("a.txt", b" \n\n", "it holds no text"),
         ("a.txt", b"\xff\xfe\x00", "it cannot be read: 'utf-8' codec"),
         ("a.txt.gz", b"plain", "it cannot be read: Not a gzipped file"),
+        ("a.txt.gz", PACKED[:-9], "it cannot be read: Compressed file ended before"),
+        ("a.txt.gz", PACKED[:12] + b"\xff" * 4 + PACKED[16:], "it cannot be read: Error -3 while decompressing"),
+        ("a.jsonl.gz", PACKED[:-8] + bytes(8), "it cannot be read: CRC check failed"),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000, "line 1 is not JSON: maximum recursion depth exceeded"),
+        ("a.jsonl", b'{"text": ' + b"9" * 5_000 + b"}", "line 1 is not JSON: Exceeds the limit"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
         ("a.jsonl", b'{"text": "a"}\n\n{"body": "a"}\n', 'line 3 is not an object with a field "text"'),
         ("a.jsonl", b'["text"]', 'line 1 is not an object with a field "text"'),
@@ -64,14 +73,52 @@ def test_a_bad_text_file_is_refused_with_the_line(tmp_path, name, content, words
         list(read_documents(path))
 
 
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"\0" * 200_000, "line 1 has more than 2,000 characters"),
+        (b" " * 200_000, "line 1 has more than 2,000 characters"),
+        (b"\n" * 200_000, "its first 5,000 characters hold too few documents"),
+        (b'{"text": "a"}\n' * 20_000, "its first 5,000 characters hold too few documents"),
+    ],
+)
+def test_a_bomb_is_not_unpacked_to_its_end(tmp_path, monkeypatch, suffix, line, words):
+    monkeypatch.setattr(texts, "MOST_CHARACTERS", 5_000)
+    monkeypatch.setattr(texts, "LONGEST_DOCUMENT", 2_000)
+    path = tmp_path / f"a{suffix}.gz"
+    path.write_bytes(gzip.compress(line)[:-8])  # its end would be an error
+    with pytest.raises(InputError, match=words):
+        list(read_documents(path))
+
+
+def test_a_paragraph_has_a_greatest_length(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "LONGEST_DOCUMENT", 2_000)
+    path = tmp_path / "a.txt"
+    path.write_text("one\n\n" + "two\n" * 501)
+    with pytest.raises(InputError, match="the paragraph at line 3 has more than 2,000 characters"):
+        list(read_documents(path))
+    path.write_text("one\n\n" + "two\n" * 500)
+    assert [len(text) for text in read_documents(path)] == [3, 1999]
+
+
+def test_only_what_is_asked_for_is_read(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "LONGEST_DOCUMENT", 2_000)
+    path = tmp_path / "a.txt.gz"
+    good = gzip.compress(("the of a in to is and\n" * 100_000).encode())
+    path.write_bytes(good[:-100] + bytes(100))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(saved("bert"))
+    assert len(choose_documents(read_documents(path), tokenizer, n_documents=3, length=8)) == 3
+
+
 def test_long_documents_come_first_then_the_longest_others(saved):
     tokenizer = transformers.AutoTokenizer.from_pretrained(saved("bert"))
-    texts = ["the of", "a " * 9, "in to is", "of " * 6, "and"]
-    rows = choose_documents(texts, tokenizer, n_documents=3, length=8)
+    given = ["the of", "a " * 9, "in to is", "of " * 6, "and"]
+    rows = choose_documents(given, tokenizer, n_documents=3, length=8)
     assert rows == [[1, *[WORDS.index("a")] * 6, 2], [1, *[WORDS.index("of")] * 6, 2], [1, 7, 8, 9, 2]]
     assert rows[0][1] == 6
     with pytest.raises(ValueError, match="length=2 leaves no place for text"):
-        choose_documents(texts, tokenizer, n_documents=3, length=2)
+        choose_documents(given, tokenizer, n_documents=3, length=2)
 
 
 def test_shorter_documents_are_padded_and_masked(saved, tmp_path):
@@ -175,6 +222,16 @@ def test_what_is_no_wave_file_needs_soundfile(tmp_path, monkeypatch):
         read_sound(tmp_path / "empty.wav")
 
 
+@pytest.mark.parametrize("rate", [0, 1, 2**32 - 1])
+def test_an_impossible_sampling_rate_is_refused(tmp_path, rate):
+    write_wave(tmp_path / "a.wav", torch.zeros(9, 1))
+    content = bytearray((tmp_path / "a.wav").read_bytes())
+    content[24:28] = rate.to_bytes(4, "little")
+    (tmp_path / "a.wav").write_bytes(content)
+    with pytest.raises(InputError, match=rf"a\.wav has {rate:,} samples in a second, which no sound has"):
+        read_sound(tmp_path / "a.wav")
+
+
 def test_other_sounds_are_read_by_soundfile(tmp_path, monkeypatch):
     class SoundFile:
         samplerate = 100
@@ -237,6 +294,20 @@ def test_the_encoder_of_whisper_hears_a_sample(saved):
 
 
 # The model
+
+
+def test_a_pickle_is_refused_without_advice_to_run_it(saved, tmp_path, capsys):
+    class Harmful:
+        def __reduce__(self):
+            return print, ("unpickled",)
+
+    shutil.copytree(saved("bert"), tmp_path / "bert")
+    (tmp_path / "bert" / "model.safetensors").unlink()
+    torch.save({"a": Harmful()}, tmp_path / "bert" / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="cannot be loaded: its weights are a pickle of more than tensors") as error:
+        load_reader(str(tmp_path / "bert"), None)
+    assert "weights_only" not in str(error.value)
+    assert "unpickled" not in capsys.readouterr().out
 
 
 def test_of_two_towers_the_one_is_taken_that_reads_the_inputs(saved, tmp_path):

@@ -173,8 +173,21 @@ def test_files_that_are_none_are_refused(tmp_path, name, content):
 
 def test_objects_are_never_unpickled(tmp_path):
     numpy.savez(tmp_path / "x.npz", q=numpy.array([{"a": 1}], dtype=object))
-    with pytest.raises(ValueError, match="not a readable"):
+    with pytest.raises(ValueError, match=r"holds pickled objects, which are never loaded$"):
         load_qkv(tmp_path / "x.npz")
+    (tmp_path / "x.npz").write_bytes(b"\x80\x04K\x01.")
+    with pytest.raises(ValueError, match=r"holds pickled objects, which are never loaded$"):
+        load_qkv(tmp_path / "x.npz")
+
+
+def test_a_damaged_npz_file_is_refused(tmp_path):
+    path = tmp_path / "x.npz"
+    numpy.savez_compressed(path, q=numpy.random.default_rng(0).random(500))
+    content = path.read_bytes()
+    for start in range(0, len(content), 37):
+        path.write_bytes(content[:start] + b"\xff" * 37 + content[start + 37 :])
+        with pytest.raises(ValueError, match=r"x\.npz"):
+            load_qkv(path)
 
 
 def test_layers_must_have_one_length():

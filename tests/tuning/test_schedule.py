@@ -196,7 +196,14 @@ def test_a_state_that_does_not_fit_changes_nothing():
     layer = SmyrfAttention(Tangent(0.5))
     schedule = AdaptiveSchedule(layer, max_error=0.1)
     good = schedule.state_dict()
-    for state in ({}, {**good, "methods": {"": {"kind": "x"}}}, {**good, "methods": {"a": {"kind": "dense"}}}):
+    observed = {"step": 1, "layer": "", "error": 10**400, "method": {"kind": "dense"}}
+    for state in (
+        {},
+        {**good, "methods": {"": {"kind": "x"}}},
+        {**good, "methods": {"a": {"kind": "dense"}}},
+        {**good, "step": math.inf},
+        {**good, "history": [observed]},
+    ):
         with pytest.raises(ValueError, match="state is"):
             schedule.load_state_dict(state)
     assert layer.method == Tangent(0.5)

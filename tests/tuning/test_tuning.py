@@ -195,6 +195,27 @@ def test_a_corrupt_cache_is_ignored_and_written_anew(clock, cache, content):
     assert len(json.loads(cache.read_text())) == clock["n_measured"]
 
 
+BAD_TIMES = [
+    "[1e999, 1]", "[1, -Infinity]", "[NaN, 1]", "[-1, 1]", "[0, 1]", "[1, 5e-324]", f"[{10**400}, 1]",
+    f"[{'9' * 5000}, 1]", '["1", 1]', "[true, 1]", "[null, 1]", "[1]", "[1, 1, 1]", "[[1], 1]", '"12"', "3", "null",
+    '{"1": 1, "2": 2}',
+]  # fmt: skip
+
+
+def test_a_bad_entry_of_the_cache_is_ignored_and_the_others_stay(clock, cache):
+    qkv = smooth(1, 2, 200, 8)
+    plan = smyrf.tune(qkv, max_error=0.3)
+    good = json.loads(cache.read_text())
+    (first, _), *others = good.items()
+    n_measured = clock["n_measured"]
+    bad = [f'"bad {i}": {times}' for i, times in enumerate(BAD_TIMES)] + [f"{json.dumps(first)}: [1e999, 1]"]
+    cache.write_text(f'{{{", ".join(bad)}, "other": [3, 1.5], {json.dumps(dict(others))[1:]}')
+    timing_module._remembered.clear()  # as in a new process
+    assert smyrf.tune(qkv, max_error=0.3) == plan
+    assert clock["n_measured"] == n_measured + 1
+    assert json.loads(cache.read_text()) == good | {"other": [3.0, 1.5]}
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(clock, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "file"))
@@ -433,6 +454,11 @@ def test_the_report_says_everything():
         (lambda data: data["layers"][1]["method"].update(kind="best"), "layer 1: kind='best'"),
         (lambda data: data["layers"][1]["method"].update(n_hashes=0), "layer 1: smyrf: n_hashes=0"),
         (lambda data: data["layers"].__setitem__(1, 7), "layer 1: an object is needed"),
+        (lambda data: data["layers"][1].update(key_visits=10**400), r"layer 1: key_visits=10{19} is not a count$"),
+        (lambda data: data["layers"][1].update(index=10**400), r"layer 1: index=10{19} is not a count$"),
+        (lambda data: data["layers"][1].update(reason=[[]]), r"layer 1: reason=\[\[\]\] is not text"),
+        (lambda data: data["layers"][1].update(name="\ud800"), r"layer 1: name='\\ud800' is not text"),
+        (lambda data: data.update(machine=None), "machine=None is not text"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path, change, words):
@@ -449,6 +475,10 @@ def test_a_file_that_is_not_json_is_named(tmp_path):
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(ValueError, match=r"plan.json is not JSON"):
         Plan.load(tmp_path / "plan.json")
+    for depth in (900, 990, 10**5):  # json may fail at some depth, and repr at another
+        (tmp_path / "plan.json").write_text("[" * depth + "]" * depth)
+        with pytest.raises(ValueError, match=r"plan.json is not"):
+            Plan.load(tmp_path / "plan.json")
 
 
 # A pretrained model

@@ -136,8 +136,8 @@ class Plan:
             backend = data.get("backend")
             if backend is not None and not isinstance(backend, str):
                 raise ValueError(f"{backend=} is not a name")
-            return cls(layers, max_error, str(data["machine"]), backend)
-        except ValueError as error:
+            return cls(layers, max_error, _text("machine", data["machine"]), backend)
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a plan: {error}") from error
 
 
@@ -147,8 +147,9 @@ def _layer(i: int, data: Any) -> LayerPlan:
         method = method_from_dict(data["method"])
         check_method(method)
         for name in ("index", "key_visits", "n_keys", "from_keys"):
-            if type(data[name]) is not int or data[name] < (name in ("key_visits", "n_keys")):
-                raise ValueError(f"{name}={data[name]!r} is not a count")
+            least = int(name in ("key_visits", "n_keys"))
+            if type(data[name]) is not int or not least <= data[name] < 2**63:
+                raise ValueError(f"{name}={data[name]!r:.20} is not a count")  # it may have hundreds of digits
         if data["index"] != i:
             raise ValueError(f"index={data['index']} is out of order")
         return LayerPlan(
@@ -158,8 +159,8 @@ def _layer(i: int, data: Any) -> LayerPlan:
             data["n_keys"],
             _number("error", data["error"]),
             None if data["speedup"] is None else _number("speedup", data["speedup"]),
-            str(data["reason"]),
-            str(data["name"]),
+            _text("reason", data["reason"]),
+            _text("name", data["name"]),
             data["from_keys"],
         )
     except ValueError as error:
@@ -178,5 +179,11 @@ def _check_names(data: Any, kind: type[Plan] | type[LayerPlan]) -> None:
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-        raise ValueError(f"{name}={value!r:.20} is not a number from 0")  # a number may have hundreds of digits
+        raise ValueError(f"{name}={value!r:.20} is not a number from 0")
     return float(value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(f"{name}={value!r:.20} is not text")
+    return value

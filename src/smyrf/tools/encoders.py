@@ -7,6 +7,7 @@ contains. The text is Python's own documentation. Neither of the two needs a dow
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -115,6 +116,9 @@ def load_pretrained(kind: Any, name: str, what: str = "", **options: Any) -> Any
         raise ValueError(f"{what}cannot be loaded: there is no such folder")
     try:
         return kind.from_pretrained(minilm_path() if name == MINILM else name, **options)
+    except UnpicklingError as error:  # PyTorch's message explains how to run such a file
+        why = "its weights are a pickle of more than tensors, which could run code: save them as safetensors"
+        raise ValueError(f"{what}cannot be loaded: {why}") from error
     except Exception as error:  # a user's files can be wrong in any way
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{what}cannot be loaded: {first}") from error

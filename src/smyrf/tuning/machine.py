@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -80,18 +81,27 @@ def commit() -> str | None:
 
     It is read once: a tree that changes later is not the one that was loaded.
     """
-    package = Path(__file__).parents[1]
+    return commit_of(Path(__file__).parents[1])
+
+
+def commit_of(package: Path) -> str | None:
+    """The commit of a package's source tree, with "+" if it has changes; None in the tree of another project."""
+    root = package.parents[1]
     commands = (
-        ("ls-files", "--error-unmatch", __file__),  # fails for a package that is installed inside another tree
+        ("rev-parse", "--show-toplevel"),
+        ("ls-files", "--error-unmatch", "__init__.py"),
         ("rev-parse", "--short=12", "HEAD"),
         ("diff", "--name-only", "HEAD", "--", "."),
     )
+    hooks = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # set in a git hook, for the tree of the hook
+    environment = {name: value for name, value in os.environ.items() if name not in hooks}
+    run = partial(subprocess.run, cwd=package, env=environment, capture_output=True, text=True, check=True)
     try:
-        _, sha, changes = (
-            subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, check=True).stdout.strip()
-            for words in commands
-        )
-    except (OSError, subprocess.CalledProcessError):
+        top, _, sha, changes = (run(["git", *words]).stdout.strip() for words in commands)
+        is_ours = re.search(r'^name = "smyrf"$', (root / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+        if not is_ours or not os.path.samefile(top, root) or package.parent.name != "src":
+            return None
+    except (OSError, ValueError, subprocess.CalledProcessError):
         return None
     return f"{sha}+" if changes else sha
 

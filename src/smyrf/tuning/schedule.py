@@ -176,7 +176,7 @@ class AdaptiveSchedule:
                 )
                 for seen in state["history"]
             ]
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"state is not that of a schedule: {error!r}") from error
         if step < 0 or not all(method.is_scalable for method in methods.values()):
             raise ValueError(f"state is not that of a schedule: {step=}, methods {list(methods.values())}")

@@ -1,7 +1,7 @@
 """Times of dense attention and of a method on a call: measured once, then kept in memory and on disk.
 
-The file is ``crossover.json`` in `cache_folder`. A file that cannot be read counts as empty, and one that cannot be
-written is skipped.
+The file is ``crossover.json`` in `cache_folder`. A file that cannot be read counts as empty, an entry that is not two
+times is ignored, and a file that cannot be written is skipped.
 """
 
 from __future__ import annotations
@@ -89,11 +89,20 @@ def _file() -> Path:
 
 def _read() -> dict[str, Timing]:
     try:
-        data = json.loads(_file().read_text())
-        found = {str(key): Timing(float(dense), float(method)) for key, (dense, method) in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        data = json.loads(_file().read_text(), parse_int=float)  # an integer may be too large for a float
+    except (OSError, ValueError, RecursionError):
         return {}
-    return {key: one for key, one in found.items() if one.dense > 0 and one.method > 0}
+    entries = data.items() if isinstance(data, dict) else ()
+    return {key: Timing(*times) for key, times in entries if _are_times(times)}
+
+
+def _are_times(found: object) -> bool:
+    """Whether an entry holds two times in seconds; a quotient of those beyond the bounds may overflow."""
+    return (
+        isinstance(found, list)
+        and len(found) == 2
+        and all(isinstance(time, float) and 1e-12 < time < 1e12 for time in found)
+    )
 
 
 def _write(timings: dict[str, Timing]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,10 +76,11 @@ def need_writable(option: str, path: Path | None) -> None:
     try:
         if path.is_dir() or not path.name:
             refuse(f"--{option} {path} is a folder, not a file")
-        if path.exists() and not path.is_file():
+        if os.path.lexists(os.path.realpath(path)) and not path.is_file():
             refuse(f"--{option} {path} is not a file that can be replaced")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
+        folder = Path(os.path.realpath(path)).parent  # a link stays, and its target is replaced
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         refuse(f"--{option} {path} cannot be written: {error.strerror or error}")
 

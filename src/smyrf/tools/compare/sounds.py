@@ -51,8 +51,9 @@ def read_sound(path: Path) -> tuple[Tensor, int]:
 
     try:
         with soundfile.SoundFile(str(path)) as file:
-            samples = torch.from_numpy(file.read(MOST_SECONDS * file.samplerate, dtype="float32", always_2d=True))
-            return _not_empty(path, samples.mean(1)), file.samplerate
+            rate = _possible(path, file.samplerate)
+            samples = torch.from_numpy(file.read(MOST_SECONDS * rate, dtype="float32", always_2d=True))
+            return _not_empty(path, samples.mean(1)), rate
     except (RuntimeError, OSError, TypeError) as error:  # what soundfile raises on a broken file
         raise InputError(f"{path} cannot be read: {error}") from error
 
@@ -113,7 +114,7 @@ def sample_sounds(n_sounds: int, rate: int, seed: int) -> list[Tensor]:
 
 def _read_wave(path: Path) -> tuple[Tensor, int]:
     with wave.open(str(path)) as file:
-        rate, channels, width = file.getframerate(), file.getnchannels(), file.getsampwidth()
+        rate, channels, width = _possible(path, file.getframerate()), file.getnchannels(), file.getsampwidth()
         raw = bytearray(file.readframes(MOST_SECONDS * rate))
     del raw[len(raw) - len(raw) % (channels * width) :]
     if not raw:
@@ -126,6 +127,12 @@ def _read_wave(path: Path) -> tuple[Tensor, int]:
         lower = [data[..., i].double() * 256.0 ** (i - width + 1) for i in range(width - 1)]
         samples = ((top + sum(lower)) / 128).float()
     return samples.mean(1), rate
+
+
+def _possible(path: Path, rate: int) -> int:
+    if not 100 <= rate <= 1_000_000:  # to resample from others would take any amount of memory
+        raise InputError(f"{path} has {rate:,} samples in a second, which no sound has")
+    return rate
 
 
 def _not_empty(path: Path, samples: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import zlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,6 +14,9 @@ from typing import IO, Any
 from smyrf.tools.compare.input_files import InputError
 
 SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
+# Characters of one document, and of all documents that are read until enough of them are long: a small .gz file may
+# hold gigabytes.
+LONGEST_DOCUMENT, MOST_CHARACTERS = 1 << 24, 1 << 27
 # Documents per call of a tokenizer, and characters per token it is given: a book is not tokenized to its end.
 _AT_ONCE, _CHARACTERS = 64, 64
 
@@ -20,7 +25,8 @@ def read_documents(path: Path) -> Iterator[str]:
     """Documents of a file, without empty ones.
 
     In a .jsonl file each line is an object with a field "text". In a .txt, .md or .rst file each line is a document; if
-    there are blank lines, each paragraph is. Files may be compressed with gzip, as .gz.
+    there are blank lines among the first `LONGEST_DOCUMENT` characters, each paragraph is. Files may be compressed with
+    gzip, as .gz, and are read no further than documents are taken.
 
     Raises:
         InputError: says what is wrong, and in which line.
@@ -40,7 +46,7 @@ def read_documents(path: Path) -> Iterator[str]:
                 found = found or bool(text)
                 if text:
                     yield text
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InputError(f"it cannot be read: {error}") from error
     if not found:
         raise InputError("it holds no text")
@@ -59,9 +65,8 @@ def choose_documents(
         raise ValueError(f"{length=} leaves no place for text")
     long: list[list[int]] = []
     short: list[list[int]] = []
-    texts = iter(texts)
-    while len(long) < n_documents and (some := list(islice(texts, _AT_ONCE))):
-        some = [text[: _CHARACTERS * length] for text in some]
+    starts = (text[: _CHARACTERS * length] for text in texts)
+    while len(long) < n_documents and (some := list(islice(starts, _AT_ONCE))):
         for ids in tokenizer(some, truncation=True, max_length=length, verbose=False)["input_ids"]:
             (long if len(ids) == length else short).append(ids)
         short.sort(key=len, reverse=True)
@@ -71,7 +76,7 @@ def choose_documents(
 
 
 def _json_lines(file: IO[str]) -> Iterator[str]:
-    for number, line in enumerate(file, 1):
+    for number, line in _lines(file):
         if not line.strip():
             continue
         try:
@@ -89,14 +94,37 @@ def _json_lines(file: IO[str]) -> Iterator[str]:
 
 
 def _paragraphs(file: IO[str]) -> Iterator[str]:
-    lines = file.read().strip().split("\n")
-    if all(line.strip() for line in lines):
-        yield from (line.strip() for line in lines)
-        return
+    by_line = re.search(r"\n\s*\n", file.read(LONGEST_DOCUMENT).strip()) is None
+    file.seek(0)
     paragraph: list[str] = []
-    for line in [*lines, ""]:
-        if line.strip():
-            paragraph.append(line)
+    size = 0
+    for number, line in _lines(file):
+        if by_line:
+            yield line.strip()
+        elif line.strip():
+            paragraph.append(line.rstrip("\n"))
+            size += len(line)
+            if size > LONGEST_DOCUMENT:
+                first = number - len(paragraph) + 1
+                raise InputError(f"the paragraph at line {first:,} has more than {LONGEST_DOCUMENT:,} characters")
         elif paragraph:
             yield "\n".join(paragraph)
-            paragraph = []
+            paragraph, size = [], 0
+    if paragraph:
+        yield "\n".join(paragraph)
+
+
+def _lines(file: IO[str]) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a file, from 1."""
+    number = n_read = 0
+    while line := file.readline(LONGEST_DOCUMENT + 1):
+        number += 1
+        n_read += len(line)
+        if len(line) > LONGEST_DOCUMENT:
+            raise InputError(f"line {number:,} has more than {LONGEST_DOCUMENT:,} characters")
+        if n_read > MOST_CHARACTERS:
+            raise InputError(
+                f"its first {MOST_CHARACTERS:,} characters hold too few documents of the length asked for: give a "
+                "smaller file, or ask for fewer or shorter documents"
+            )
+        yield number, line
