@@ -129,3 +129,11 @@ def test_help_lists_the_commands():
     assert "bench" in result.output
     assert "demo" in result.output
     assert "tune" in result.output
+
+
+def test_an_output_that_is_a_link_is_checked_where_it_leads(tmp_path, refused):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "blocked.json").symlink_to("file/a.json")
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    refused(["bench", "--length", "64", "--json", str(tmp_path / "blocked.json")], "blocked.json cannot be written")
+    refused(["bench", "--length", "64", "--json", str(tmp_path / "loop.json")], "loop.json is not a file")
