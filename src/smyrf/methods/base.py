@@ -204,6 +204,8 @@ def check_positive(method: Method, *names: str) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}")
+        if value >= 2**31:  # it may have too many digits to be shown
+            raise ValueError(f"{name}={value if value < 10**20 else '10²⁰ or more'} must be below 2³¹")
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
 

@@ -10,6 +10,9 @@ from smyrf.methods.base import Layout, Method, check_positive, dense_layout, sca
 from smyrf.methods.levels import Level, default_levels, size_levels, visits
 from smyrf.methods.numbers import typed_number
 
+# Each level has at least twice the clusters of the one above, and there are fewer than 2³¹ queries.
+MAX_LEVELS = 31
+
 
 @dataclass(frozen=True)
 class TangentLayout(Layout):
@@ -71,6 +74,8 @@ class Tangent(Method):
         if isinstance(self.budget, int):
             check_positive(self, "budget")
         check_positive(self, "levels", "cluster_size", "n_near", "n_far", "rank")
+        if self.levels is not None and self.levels > MAX_LEVELS:
+            raise ValueError(f"levels={self.levels} must be at most {MAX_LEVELS}")
 
     def sizes(self, n_keys: int, n_queries: int | None = None) -> tuple[Level, ...]:
         """Sizes of each level; () where dense attention costs no more.
