@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from smyrf.experiments.validation import first_line
+from smyrf.tools.error_text import first_line
 
 
 class SaveError(OSError):

@@ -7,7 +7,6 @@ contains. The text is Python's own documentation. Neither of the two needs a dow
 from __future__ import annotations
 
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 
 from smyrf.call import Call
 from smyrf.models.capture import CaptureAttention
+from smyrf.tools.error_text import first_line
 
 MINILM = "minilm"
 # For what a model reads: the class in transformers that prepares it, and its name in messages.
@@ -37,10 +37,22 @@ def documents(tokenizer: Any, n_documents: int, length: int) -> torch.Tensor:
     if body < 1:
         raise ValueError(f"{length=} leaves no place for text")
     # A token has about four characters, so this is enough text.
-    ids = tokenizer(text[: 8 * n_documents * length], add_special_tokens=False, verbose=False)["input_ids"]
+    (ids,) = tokenize(tokenizer, [text[: 8 * n_documents * length]], add_special_tokens=False)
     if n_documents * body > len(ids):
         raise ValueError(f"{n_documents=} of {length=} are more than the {len(ids):,} tokens of Python's documentation")
     return torch.tensor([[*first, *ids[i * body : (i + 1) * body], *last] for i in range(n_documents)])
+
+
+def tokenize(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]]:
+    """Token ids of each text.
+
+    Raises:
+        ValueError: the tokenizer, whose files are the user's, fails.
+    """
+    try:
+        return tokenizer(texts, verbose=False, **options)["input_ids"]  # type: ignore[no-any-return]
+    except Exception as error:  # foreign code may raise anything
+        raise ValueError(f"its tokenizer cannot read text: {first_line(error)}") from error
 
 
 def minilm_path() -> str:
@@ -116,12 +128,8 @@ def load_pretrained(kind: Any, name: str, what: str = "", **options: Any) -> Any
         raise ValueError(f"{what}cannot be loaded: there is no such folder")
     try:
         return kind.from_pretrained(minilm_path() if name == MINILM else name, **options)
-    except UnpicklingError as error:  # PyTorch's message explains how to run such a file
-        why = "its weights are a pickle of more than tensors, which could run code: save them as safetensors"
-        raise ValueError(f"{what}cannot be loaded: {why}") from error
     except Exception as error:  # a user's files can be wrong in any way
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{what}cannot be loaded: {first}") from error
+        raise ValueError(f"{what}cannot be loaded: {first_line(error)}") from error
 
 
 def load_encoder(name: str, n_documents: int, length: int) -> tuple[Any, dict[str, torch.Tensor]]:

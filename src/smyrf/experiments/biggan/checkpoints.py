@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from smyrf.atomic_write import replacing
 from smyrf.experiments.biggan.config import BOTTOM, DISCRIMINATOR, GENERATOR, N_KEEPING, Config
 from smyrf.experiments.biggan.networks import Discriminator, Generator
-from smyrf.experiments.validation import first_line
 from smyrf.methods import Dense, Method
+from smyrf.tools.error_text import first_line
 
 Network = TypeVar("Network", bound=Generator | Discriminator)
 Filled = TypeVar("Filled", bound=nn.Module)
@@ -118,6 +118,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file cannot be read, or is not a state dict.
     """
+    if path.exists() and not path.is_file():  # a pipe would be read for ever
+        raise CheckpointError(f"{path} is not a file")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

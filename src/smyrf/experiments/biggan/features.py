@@ -18,7 +18,7 @@ from torch import Tensor
 
 from smyrf.experiments.biggan.checkpoints import CheckpointError
 from smyrf.experiments.biggan.inception import Inception, load_inception
-from smyrf.experiments.validation import first_line
+from smyrf.tools.error_text import first_line
 
 
 class FeatureError(ValueError):
@@ -39,6 +39,8 @@ class ImageFeatures(NamedTuple):
 
 def is_torchscript(path: Path) -> bool:
     """Whether a file is a TorchScript archive, by the names of its parts; nothing of it is loaded."""
+    if not path.is_file():
+        return False
     try:
         with zipfile.ZipFile(path) as archive:
             parts = [name.split("/") for name in archive.namelist()]

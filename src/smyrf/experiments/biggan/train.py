@@ -31,7 +31,7 @@ from smyrf.experiments.biggan.tensorboard import Board
 from smyrf.experiments.biggan.weight_average import Average
 from smyrf.experiments.checkpoint_folders import checkpoint_folders
 from smyrf.experiments.save_errors import SaveError, naming_folder
-from smyrf.experiments.validation import first_line
+from smyrf.tools.error_text import first_line
 from smyrf.tuning.schedule import AdaptiveSchedule
 
 N_KEPT = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from smyrf.experiments.nlp.files import SUFFIXES, DataError, find_split, places, read_split
 from smyrf.experiments.nlp.tasks import Task
-from smyrf.experiments.validation import first_line
+from smyrf.tools.error_text import first_line
 
 # Fraction of the training split that is held out if there is no evaluation split, and the seed that selects rows: runs
 # with different seeds see the same rows.

@@ -14,9 +14,9 @@ from torch import nn
 
 from smyrf.experiments.nlp.recipe import Recipe
 from smyrf.experiments.nlp.tasks import TASKS
-from smyrf.experiments.validation import first_line
 from smyrf.models.replace import replace_attention
 from smyrf.tools.encoders import load_pretrained, minilm_path
+from smyrf.tools.error_text import first_line
 
 # Files that determine the outputs of a model: weights, config, tokenizer.
 _FILES = ("*.safetensors", "*.bin", "config.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*tokens*.json")

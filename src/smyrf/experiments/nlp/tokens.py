@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smyrf.experiments.nlp.tasks import Task
-from smyrf.experiments.validation import first_line
+from smyrf.tools.error_text import first_line
 from smyrf.tuning.machine import cache_folder
 
 

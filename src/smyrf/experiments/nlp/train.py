@@ -23,9 +23,9 @@ from smyrf.experiments.nlp.tasks import TASKS
 from smyrf.experiments.nlp.tokens import hash_rows, largest_token, save_tokenizer, tokenise
 from smyrf.experiments.run_lock import run_lock
 from smyrf.experiments.save_errors import SaveError, naming_folder
-from smyrf.experiments.validation import first_line
 from smyrf.methods import Method
 from smyrf.models.replace import replace_attention, restore_attention
+from smyrf.tools.error_text import first_line
 
 # Checkpoints per run, and kept at a time: the previous one stays until the next is complete.
 N_CHECKPOINTS, N_KEPT = 10, 2

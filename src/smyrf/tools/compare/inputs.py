@@ -17,6 +17,7 @@ from smyrf.tools.compare.input_files import InputError
 from smyrf.tools.compare.sounds import read_sounds, sample_sounds
 from smyrf.tools.compare.texts import choose_documents, read_documents
 from smyrf.tools.encoders import documents, load_processor, stretch_positions
+from smyrf.tools.error_text import first_line
 
 # Keyword arguments of a model, with documents along the first axis.
 Batch: TypeAlias = dict[str, Tensor]
@@ -144,7 +145,7 @@ def _processed(process: Callable[[list[Any]], Any], model: Any, items: list[Any]
         try:
             made = process(items[start : start + batch_size])
         except Exception as error:  # foreign code may raise anything
-            raise ValueError(f"its processor cannot read {says}: {error}") from error
+            raise ValueError(f"its processor cannot read {says}: {first_line(error)}") from error
         batches.append({name: tensor for name, tensor in made.items() if name in known})
         if not batches[-1]:  # an encoder whose inputs another part of the model computes
             raise ValueError(f"{type(model).__name__} takes nothing that its processor gives: {', '.join(made)}")

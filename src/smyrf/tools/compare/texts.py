@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from smyrf.tools.compare.input_files import InputError
+from smyrf.tools.encoders import tokenize
 
 SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
 # Characters of one document, and of all documents that are read until enough of them are long: a small .gz file may
@@ -67,7 +68,7 @@ def choose_documents(
     short: list[list[int]] = []
     starts = (text[: _CHARACTERS * length] for text in texts)
     while len(long) < n_documents and (some := list(islice(starts, _AT_ONCE))):
-        for ids in tokenizer(some, truncation=True, max_length=length, verbose=False)["input_ids"]:
+        for ids in tokenize(tokenizer, some, truncation=True, max_length=length):
             (long if len(ids) == length else short).append(ids)
         short.sort(key=len, reverse=True)
         del short[n_documents:]
