@@ -8,8 +8,10 @@ from smyrf.experiments.biggan import cli as biggan
 from smyrf.experiments.biggan import cli_inspect  # noqa: F401, registers its commands on `inspect.app`
 from smyrf.experiments.nlp import cli as finetune
 from smyrf.tools.cli import bench, compare, demo, inspect, report, tune
+from smyrf.tools.cli.system_errors import Commands
 
 app = typer.Typer(
+    cls=Commands,
     help="Attention in O(N log N) for models that already exist.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -50,8 +50,10 @@ def replacing(path: Path) -> Iterator[Path]:
         if mode is not None:
             temporary.chmod(mode)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)
         raise
     finally:
         if handle is not None:

@@ -1,5 +1,8 @@
+import errno
 import importlib
 import json
+import os
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -137,3 +140,17 @@ def test_an_output_that_is_a_link_is_checked_where_it_leads(tmp_path, refused):
     (tmp_path / "loop.json").symlink_to("loop.json")
     refused(["bench", "--length", "64", "--json", str(tmp_path / "blocked.json")], "blocked.json cannot be written")
     refused(["bench", "--length", "64", "--json", str(tmp_path / "loop.json")], "loop.json is not a file")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EROFS])
+def test_a_file_that_cannot_be_written_is_named_in_one_sentence(number, tmp_path, monkeypatch):
+    def full(self, data):
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "a.json"
+    monkeypatch.setattr(Path, "write_bytes", full)
+    sizes = ["--length", "16", "--n-hashes", "1", "--cluster-size", "8", "--no-memory", "--no-backward"]
+    result = runner.invoke(app, ["bench", *sizes, "--json", str(path)])
+    assert result.exit_code == 2
+    assert f"error: {path}: {os.strerror(number)}\n" in result.stderr
+    assert not list(tmp_path.iterdir())

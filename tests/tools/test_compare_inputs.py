@@ -304,7 +304,9 @@ def test_a_pickle_is_refused_without_advice_to_run_it(saved, tmp_path, capsys):
     shutil.copytree(saved("bert"), tmp_path / "bert")
     (tmp_path / "bert" / "model.safetensors").unlink()
     torch.save({"a": Harmful()}, tmp_path / "bert" / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="cannot be loaded: it is damaged, or holds other objects than tensors") as error:
+    with pytest.raises(
+        ValueError, match="cannot be loaded: it is damaged, or holds other objects than tensors"
+    ) as error:
         load_reader(str(tmp_path / "bert"), None)
     assert "weights_only" not in str(error.value)
     assert "unpickled" not in capsys.readouterr().out

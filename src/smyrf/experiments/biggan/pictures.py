@@ -123,6 +123,8 @@ def _from_folder(folder: Path) -> _Source:
 def _from_npz(path: Path) -> _Source:
     from PIL import Image
 
+    if path.exists() and not path.is_file():  # a pipe would be read for ever
+        raise PictureError(f"{path} is not a file")
     try:
         with numpy.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if name in ("images", "labels")}

@@ -42,7 +42,7 @@ def load_config(recipe: Recipe) -> Any:
     try:
         with torch.device("meta"):  # modules without weights
             model = AutoModelForSequenceClassification.from_config(copy.deepcopy(config))
-    except ValueError as error:
+    except Exception as error:  # a user's files can be wrong in any way
         raise ValueError(f"model={recipe.model!r} cannot classify: {first_line(error)}") from error
     _check_length(recipe, model)
     for method in (recipe.train_method, *recipe.eval_methods):
