@@ -1,7 +1,7 @@
 """SIGKILL at random moments of every command that writes.
 
-The promise: a file is the old one or the new one, never half; a later run leaves no temporary files; a training run that
-was killed any number of times ends as one that was not, bit by bit.
+The promise: a file is the old one or the new one, never half; a later run leaves no temporary files; a training run
+that was killed any number of times ends as one that was not, bit by bit.
 """
 
 from __future__ import annotations
