@@ -46,7 +46,7 @@ def _replace(path: Path) -> Path:
 
 def _flip(data: bytes, chance: random.Random) -> bytes:
     changed = bytearray(data)
-    for _ in range(8):
+    for _ in range(8 if data else 0):
         changed[chance.randrange(min(len(changed), 400))] ^= 1 << chance.randrange(8)
     return bytes(changed)
 

@@ -80,6 +80,17 @@ def _half_tuned(folder: Path) -> None:
     (folder / "runs" / run.name).symlink_to("../run")
 
 
+def _only(file: str) -> Callable[[Path], None]:
+    """Leaves one file of a folder."""
+
+    def remove(folder: Path) -> None:
+        for path in (folder / file).parent.iterdir():
+            if path != folder / file:
+                path.unlink()
+
+    return remove
+
+
 def _a_result(folder: Path) -> None:
     _invoke([word.format(folder) for word in FINETUNE] + ["--no-keep-model"])
     (file,) = (folder / "runs").glob("*.run.json")
@@ -120,17 +131,21 @@ def readers() -> dict[str, Reader]:
         for file, kinds in of_text.items() if name == "compare" else [("a.txt", of_text["a.txt"])]:
             all_words = (*words, "{0}/bert", "--text", f"{{0}}/texts/{file}", "--length", "24")
             found[f"{name} --text {file}"] = Reader(all_words, f"texts/{file}", ("bert", "texts"), kinds)
-    found["compare --images"] = Reader(
-        (*commands["compare"], "{0}/vit", "--images", "{0}/images"), "images/a.png", ("vit", "images")
-    )
-    found["inspect clusters --images"] = Reader(
-        ("inspect", "clusters", "{0}/vit", "--images", "{0}/images", "--number", "2", "--output", "{0}/c"),
-        "images/a.png",
-        ("vit", "images"),
-    )
-    found["compare --audio"] = Reader(
-        (*commands["compare"], "{0}/wav2vec2", "--audio", "{0}/sounds"), "sounds/a.wav", ("wav2vec2", "sounds")
-    )
+    of_folder = {
+        "compare --images": ((*commands["compare"], "{0}/vit", "--images", "{0}/images"), "images/a.png", "vit"),
+        "inspect clusters --images": (
+            ("inspect", "clusters", "{0}/vit", "--images", "{0}/images", "--number", "1", "--output", "{0}/c"),
+            "images/a.png",
+            "vit",
+        ),
+        "compare --audio": (
+            (*commands["compare"], "{0}/wav2vec2", "--audio", "{0}/sounds"),
+            "sounds/a.wav",
+            "wav2vec2",
+        ),
+    }
+    for name, (words, file, model) in of_folder.items():
+        found[name] = Reader(words, file, (model, file.split("/")[0]), setup=_only(file))
 
     of_model = {
         "config.json": (JSON, False),
@@ -194,7 +209,8 @@ def readers() -> dict[str, Reader]:
         source = file.split("/")[0]
         kinds = (damages.NAMED, damages.ARRAYS) if what == "npz" else (damages.ANY,)
         train = ("biggan", "train", f"{{0}}/{source}", *BIGGAN, "--steps", "2", "--output", "{0}/runs")
-        found[f"biggan train {what}"] = Reader(train, file, (source,), kinds)
+        setup = None if what == "npz" else _only(file)
+        found[f"biggan train {what}"] = Reader(train, file, (source,), kinds, setup=setup)
     resume = ("biggan", "train", "{0}/images.npz", *BIGGAN, "--steps", "6", "--output", "{0}/runs")
     of_run = {
         "state.json": JSON,

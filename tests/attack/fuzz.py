@@ -342,15 +342,15 @@ def _alone(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
     one = slice(row, row + 1)
     mask = None if drawn.mask is None else drawn.mask[one]
     alone = drawn.run(q=drawn.q[one], k=drawn.k[one], v=drawn.v[one], key_mask=mask)
-    return _compare(drawn, alone, out[one], f"batch entry {row} alone differs")
+    share = 0.0 if drawn.is_exact or drawn.q.dtype == torch.float64 else 0.1
+    return _compare(drawn, alone, out[one], f"batch entry {row} alone differs", share)
 
 
-def _compare(drawn: Drawn, ours: Tensor, theirs: Tensor, says: str) -> list[str]:
-    """Equal up to rounding of scores; approximations may choose other keys in a few rows, by rounding too."""
+def _compare(drawn: Drawn, ours: Tensor, theirs: Tensor, says: str, share: float) -> list[str]:
+    """Equal up to rounding of scores, but for a share of the rows, in which rounding decides which keys are chosen."""
     largest = float(drawn.v.double().abs().max())
     allowed = largest * min(2.0, 16 * _eps(drawn) + 4 * _score_error(drawn))
     off = ((ours.double() - theirs.double()).abs() > allowed).any(-1)  # (batch, heads, N)
-    share = 0.0 if drawn.is_exact or drawn.q.dtype == torch.float64 else 0.1
     if float(off.double().mean()) <= share or _has_ties(drawn):
         return []
     return [f"{says}: {int(off.sum())} of {off.numel()} rows, {_gap(ours, theirs)}, allowed {allowed:.3g}"]
@@ -366,14 +366,14 @@ def _has_ties(drawn: Drawn) -> bool:
 
 
 def _other_backends(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
-    """All backends give the same for Smyrf in float64, where ties are unlikely."""
+    """All backends give the same for Smyrf in float64; the reference also sorts in float64, the others in float32."""
     if not (drawn.is_smyrf or drawn.is_exact) or drawn.q.dtype != torch.float64 or drawn.q.shape[2] > 800:
         return []
-    if drawn.options["dropout_p"] > 0.0 and drawn.options["backend"] is None:
+    if drawn.options["dropout_p"] > 0.0:
         return []
-    name = draw.choice([one for one, says in backends().items() if "not available" not in says])
-    other = drawn.run(backend=name)
-    return _compare(drawn, other, out, f"backend {name} differs")
+    one, other = draw.sample([name for name, says in backends().items() if "not available" not in says], 2)
+    share = 0.0 if drawn.is_exact else 0.3 if "reference" in (one, other) else 0.02
+    return _compare(drawn, drawn.run(backend=one), drawn.run(backend=other), f"{one} and {other} differ", share)
 
 
 def _check_not_finite(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
@@ -397,11 +397,14 @@ def _check_not_finite(draw: random.Random, drawn: Drawn, out: Tensor) -> list[st
     if not bool(out[others].isfinite().all()):
         n_bad = int((~out[others].isfinite()).any(-1).sum())
         failures.append(f"what is not finite makes {n_bad} outputs that cannot see it not finite")
-    if drawn.is_exact:  # and those that see it are not finite; a score of -inf is no weight
-        wanted = oracle.attend(drawn.q.double(), drawn.k.double(), drawn.v.double(), seen, drawn.scale)
-        lost = wanted.isnan().all(-1) & out.isfinite().all(-1) & seen.any(-1)
-        if bool(lost.any()):
-            failures.append(f"{int(lost.sum())} outputs hide a NaN that they see")
+    if drawn.is_exact:  # and those that see it are not finite; an infinite key may have the weight zero
+        lost = (seen & drawn.k.isnan().any(-1).repeat_interleave(repeat, dim=1)[:, :, None]).any(-1)[..., None]
+        for channel in range(drawn.v.shape[-1]):
+            bad_value = ~drawn.v[..., channel].isfinite().repeat_interleave(repeat, dim=1)  # (batch, heads, M)
+            hides = (lost[..., 0] | (seen & bad_value[:, :, None]).any(-1)) & out[..., channel].isfinite()
+            if bool(hides.any()):
+                failures.append(f"{int(hides.sum())} outputs hide what is not finite in a value that they see")
+                break
     return failures
 
 
@@ -416,7 +419,8 @@ def _check_gradients(draw: random.Random, drawn: Drawn) -> list[str]:
     # Gradients are at most scale · |k| · |v|; float16 ends at 65,504.
     size = abs(drawn.scale) * max(largest[:2]) * largest[2] * out.shape[2] * drawn.q.shape[-1]
     limit = torch.finfo(drawn.v.dtype).max
-    if size < 0.1 * limit:
+    # Weights are computed again in backward, from scores and log-sum-exps: e to the power of their rounding.
+    if size < 0.1 * limit and _score_error(drawn) < 0.1:
         for name, grad in zip("qkv", grads, strict=True):
             if not bool(grad.isfinite().all()):
                 return [f"the gradient of {name} has {int((~grad.isfinite()).sum())} values that are not finite"]
@@ -466,7 +470,7 @@ def _check_exact_gradients(drawn: Drawn, grads: list[Tensor], weight: Tensor) ->
 def _check_derivative(drawn: Drawn, grads: list[Tensor], weight: Tensor, generator: torch.Generator) -> list[str]:
     """Along a random direction; a step that moves a query into another cluster is tried again along others."""
     said = ""
-    for step in (1e-5, 1e-6, 1e-6, 1e-7, 1e-7):
+    for step in (1e-6, 1e-7, 1e-8, 1e-8, 1e-9):
         directions = [
             torch.randn(x.shape, generator=generator, dtype=x.dtype) * x.abs().mean()
             for x in (drawn.q, drawn.k, drawn.v)

@@ -59,25 +59,27 @@ def _sources() -> Sources:
 @cache
 def _whole(name: str) -> tuple[float, dict[str, str], Path]:
     """Seconds of a run that is not killed, its files with their hashes, and its folder."""
-    folder = _folder / f"whole {name}"
+    folder, whole = _folder / "place", _folder / f"whole {name}"  # a run's name depends on the paths of its inputs
     make_folder(name, folder, _sources())
     begin = time.monotonic()
     code, said = wait(start(WRITERS[name].words, folder))
     assert code == 0, said[-1500:]
-    return time.monotonic() - begin, _content(folder / "out"), folder
+    seconds = time.monotonic() - begin
+    folder.rename(whole)
+    return seconds, _content(whole / "out"), whole
 
 
 def _kill_training(name: str, draw: random.Random, n_kills: int) -> Verdict:
     """Kill a run again and again, then let it end."""
     seconds, expected, _ = _whole(name)
-    folder = _folder / "killed"
+    folder = _folder / "place"
     make_folder(name, folder, _sources())
     words, failures, done = WRITERS[name].words, [], 0
     for _ in range(4 * n_kills):
         if done == n_kills:
             break
         child = start(words, folder)
-        time.sleep(draw.uniform(0.3, 1.0) * seconds * draw.choice((0.6, 1.0)))
+        time.sleep(draw.uniform(0.1, 0.6) * seconds)
         try:
             kill(child)
         except ProcessLookupError:
@@ -108,7 +110,7 @@ def _kill_writing(name: str, draw: random.Random, n_kills: int) -> Verdict:
     """Kill a command that replaces old files, and look at them after each kill."""
     seconds, _, whole = _whole(name)
     names = _names(whole / "out")
-    folder, failures, done = _folder / "killed", [], 0
+    folder, failures, done = _folder / "place", [], 0
     make_folder(name, folder, _sources())
     shutil.rmtree(folder / "out")
     shutil.copytree(whole / "out", folder / "out")

@@ -46,6 +46,7 @@ def run(part: ModuleType, cases: Iterable[Case], minutes: float | None = None) -
             done.put(error)
         finally:
             worker.stop()
+            worker.log.close()
             done.put(None)
 
     with tempfile.TemporaryDirectory(prefix="smyrf-attack-", ignore_cleanup_errors=True) as folder:

@@ -69,6 +69,7 @@ def test_damaged_files_get_one_sentence(name, tmp_path, monkeypatch):
     monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "cache"))
     files._ready.cache_clear()
     monkeypatch.setattr(files, "_folder", tmp_path)
+    monkeypatch.setattr(files, "HANG_SECONDS", 10)
     chosen = [case for case in files.cases(0, None) if case["kind"] == name and "bomb" not in case["damage"]]
     found = [failure for case in chosen for failure in files.check(case).failures]
     assert found == []
