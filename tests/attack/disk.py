@@ -14,6 +14,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -86,6 +87,9 @@ def _on_another_disk(kind: str, name: str, folder: Path) -> list[str]:
         raise OSError(f"a file system cannot be mounted: {done.stderr.strip()}")
     try:
         shutil.copytree(old, out, dirs_exist_ok=True)
+        if kind == "full disk":
+            with suppress(OSError), (out / "filler").open("wb") as file:
+                file.write(bytes(size[kind]))
         if kind == "read-only folder":
             subprocess.run(["mount", "-o", "remount,ro", str(out)], check=True)
         code, said = wait(start(WRITERS[name].words, folder))

@@ -20,7 +20,7 @@ from tests.attack import damages
 from tests.attack.sources import Sources
 from tests.attack.verdict import Case, Verdict
 
-PROCESSES, SECONDS, HANG_SECONDS = 2, 180.0, 60
+PROCESSES, SECONDS, HANG_SECONDS = 2, 120.0, 45
 SMALL = ("--documents", "2", "--threads", "1")
 COMPARE = (*SMALL, "--no-memory", "--method", "tangent:0.5")
 BIGGAN = ("--resolution", "32", "--channels", "2", "--colours", "1", "--latent", "8", "--method", "smyrf:2x32")
