@@ -52,12 +52,16 @@ def attack(name: str, options: argparse.Namespace, console: Console) -> dict[str
     n_cases = options.cases if options.cases is not None or options.minutes is not None else PARTS[name]
     total = None if n_cases is None else sum(1 for _ in part.cases(options.seed, n_cases))
     begin, counts, failures = time.monotonic(), Counter(), []
+    said = begin
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=total)
         for case, verdict in pool.run(part, part.cases(options.seed, n_cases), options.minutes):
             counts[case["kind"]] += verdict.count
             bar.advance(task)
+            if not console.is_terminal and time.monotonic() > said + 60:  # where no bar is shown
+                said = time.monotonic()
+                console.print(f"{name}: {sum(counts.values()):,} cases, {len(failures)} failed")
             if verdict.failures:
                 failures.append({**case, "failures": list(verdict.failures)})
                 bar.update(task, description=f"{name}, {len(failures)} failed")

@@ -30,13 +30,15 @@ from tests.attack.native_calls import recorded_native_calls
 from tests.attack.recorded_calls import Recorded, leaves_of, rebuild, recorded_operator_calls, with_leaf
 from tests.attack.verdict import Case, Verdict
 
-PROCESSES, SECONDS = 1, 60.0
+PROCESSES, SECONDS = 2, 60.0
 # Address space of a case: a size of 2**40 must fail, not fill the machine. Sanitizers need more than there is.
 ADDRESS_SPACE = None if "libasan" in os.environ.get("LD_PRELOAD", "") else 8 << 30
 # Exceptions that say nothing to a caller.
 UNCLEAR = (StopIteration, SystemError, GeneratorExit)
 # Changes that leave the meaning as it was.
 NEUTRAL = ("strided", "negated view")
+# Sizes for which the loops of the reference, in Python, would run for years.
+HUGE = ("= 2147483648", "= 1099511627776", "= 9223372036854775807", "= 18446744073709551616")
 TOGETHER = (("k", "v"), ("q", "k"), ("q", "v"), ("q", "k", "v"), ("queries", "keys"), ("far_keys", "far_values"))
 
 
@@ -52,7 +54,7 @@ def cases(seed: int, n_cases: int | None) -> Iterator[Case]:
         {"kind": target, "arguments": list(names), "change": change}
         for target, arguments in targets().items()
         for names, change in _changes(arguments)
-        if "storage" not in change or _is_native(target)
+        if ("storage" not in change or _is_native(target)) and not ("reference" in target and change in HUGE)
     ]
     if n_cases is not None and n_cases < len(found):
         found = random.Random(seed).sample(found, n_cases)
@@ -232,7 +234,7 @@ def _applies(name: str, x: Tensor) -> bool:
         return x.dtype.is_floating_point
     if name.startswith("index "):
         return not x.dtype.is_floating_point and x.dtype != torch.bool
-    return not (name in ("strided", "transposed") and x.dim() < 2)
+    return x.dim() >= {"strided": 2, "transposed": 2, "expanded": 1}.get(name, 0)
 
 
 def _with_number(number: int) -> Callable[[Tensor], Tensor]:

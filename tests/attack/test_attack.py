@@ -9,7 +9,8 @@ import torch
 from tests.attack import crashing, damages, files, fuzz, kills, misuse, oracle, page, pool
 from tests.attack.verdict import Verdict
 
-# Files whose readers are fast: no model is loaded.
+# Damages that take seconds, and readers that take little: no model is loaded.
+SLOW = ("zip bomb", "a pipe")
 QUICK_READERS = ("Plan.load", "bench quality --qkv .npz", "bench quality --qkv .safetensors", "biggan sample g.pth")
 
 
@@ -51,9 +52,8 @@ def test_the_oracle_is_softmax_attention():
 
 
 def test_misuse_raises_and_crashes_nothing():
-    found = list(pool.run(misuse, misuse.cases(0, 150)))
-    assert len(found) == 150
-    assert [verdict.failures for _, verdict in found if verdict.failures] == []
+    chosen = [case for case in misuse.cases(0, 150) if case["change"] not in misuse.HUGE]
+    assert [failure for case in chosen for failure in misuse.check(case).failures] == []
 
 
 def test_a_crash_is_counted_and_named():
@@ -70,7 +70,7 @@ def test_damaged_files_get_one_sentence(name, tmp_path, monkeypatch):
     files._ready.cache_clear()
     monkeypatch.setattr(files, "_folder", tmp_path)
     monkeypatch.setattr(files, "HANG_SECONDS", 10)
-    chosen = [case for case in files.cases(0, None) if case["kind"] == name and "bomb" not in case["damage"]]
+    chosen = [case for case in files.cases(0, None) if case["kind"] == name and case["damage"] not in SLOW]
     found = [failure for case in chosen for failure in files.check(case).failures]
     assert found == []
 
