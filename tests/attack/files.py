@@ -6,6 +6,9 @@ Damage that leaves a valid file may pass.
 
 from __future__ import annotations
 
+import csv
+import gzip
+import json
 import os
 import random
 import shutil
@@ -78,6 +81,30 @@ def _half_tuned(folder: Path) -> None:
     (run,) = (path for path in (folder / "runs").iterdir() if path.is_dir())
     run.rename(folder / "run")
     (folder / "runs" / run.name).symlink_to("../run")
+
+
+def _converted(suffix: str) -> Callable[[Path], None]:
+    """The training split of a task in another format."""
+
+    def convert(folder: Path) -> None:
+        file = folder / "task/RTE/train.tsv"
+        text, path = file.read_text(), file.with_name(f"train{suffix}")
+        rows = list(csv.DictReader(text.splitlines(), delimiter="\t"))
+        if suffix == ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        elif suffix == ".csv":
+            path.write_text(text.replace(",", " ").replace("\t", ","))
+        elif suffix == ".tsv.gz":
+            path.write_bytes(gzip.compress(text.encode()))
+        elif suffix == ".parquet":
+            import pyarrow
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        if path != file:
+            file.unlink()
+
+    return convert
 
 
 def _only(file: str) -> Callable[[Path], None]:
@@ -228,12 +255,8 @@ def readers() -> dict[str, Reader]:
     words = (*FINETUNE, "--max-steps", "1", "--no-keep-model")
     for suffix in (".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz"):
         kinds = (damages.ANY, damages.TEXT if "tsv" in suffix else damages.OBJECT if suffix == ".jsonl" else {})
-
-        def rename(folder: Path, suffix: str = suffix) -> None:
-            (folder / "task/RTE/train.tsv").rename(folder / f"task/RTE/train{suffix}")
-
         found[f"finetune --data {suffix}"] = Reader(
-            words, f"task/RTE/train{suffix}", ("encoder", "task"), kinds, setup=rename
+            words, f"task/RTE/train{suffix}", ("encoder", "task"), kinds, setup=_converted(suffix)
         )
     for file in ("model.safetensors", "optimizer.pt", "trainer_state.json", "rng_state.pth", "training_args.bin"):
         kinds = JSON if file.endswith("json") else (damages.ANY, damages.WEIGHTS)
@@ -290,15 +313,18 @@ def prepare(folder: Path) -> None:
 
 @cache
 def _ready(name: str, folder: Path) -> Path:
-    """The inputs of a reader, set up once."""
-    reader, place = readers()[name], folder / "ready" / str(abs(hash(name)))
-    place.mkdir(parents=True)
+    """The inputs of a reader, set up once, at the path where they are used: names of runs depend on it."""
+    reader, work, ready = readers()[name], folder / "work", folder / "ready" / name.replace("/", " ")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
     for source in reader.inputs:
         path = Sources(folder / "sources")(source)
-        (shutil.copytree if path.is_dir() else shutil.copy)(path, place / source)
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, work / source)
     if reader.setup is not None:
-        reader.setup(place)
-    return place
+        reader.setup(work)
+    ready.parent.mkdir(exist_ok=True)
+    work.rename(ready)
+    return ready
 
 
 def check(case: Case) -> Verdict:
