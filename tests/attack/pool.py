@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 # What sanitizers write about a mistake that did not end the process.
 REPORTS = ("runtime error:", "ERROR: AddressSanitizer")
 STARTUP_SECONDS = 300.0
+# A size of 2**40 is an exception, as without a sanitizer, not the end of the process.
+SANITIZER = "allocator_may_return_null=1:max_allocation_size_mb=8192"
 
 
 def run(part: ModuleType, cases: Iterable[Case], minutes: float | None = None) -> Iterator[tuple[Case, Verdict]]:
@@ -118,6 +120,7 @@ class _Worker:
             "TOKENIZERS_PARALLELISM": "false",
             "COLUMNS": "200",
             "SMYRF_CACHE": str(self.folder / "cache"),
+            "ASAN_OPTIONS": ":".join(filter(None, [os.environ.get("ASAN_OPTIONS"), SANITIZER])),
         }
         name = self.part.__name__.rsplit(".", 1)[-1]
         self.process = subprocess.Popen(
