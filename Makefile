@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Pins of everything that is installed, torch first: a range would bring gigabytes of CUDA packages.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-slow test-pure sanitize lint format docs coverage bench clean
+.PHONY: demo test test-slow test-pure attack sanitize lint format docs coverage bench clean
 
 demo: $(VENV)/.demo  ## a real pretrained encoder with other attention against itself, and a short benchmark
 	$(BIN)/smyrf demo --output demo
@@ -15,6 +15,9 @@ test: $(VENV)/.test  ## all tests but the slow ones, doctests included; a skip t
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -q -m slow
+
+attack: $(VENV)/.test  ## fuzzing, misuse, damaged files, kills and full disks: about an hour; docs/reliability.md
+	$(BIN)/python -m tests.attack --json benchmarks/results/attack.json
 
 sanitize: $(VENV)/.test  ## the native kernel under address and undefined-behaviour sanitizers, on a small matrix
 	PYTHON=$(BIN)/python INSTALL="$(PIP)" .ci/sanitize
