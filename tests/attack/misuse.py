@@ -215,7 +215,9 @@ def _changes(arguments: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], st
     for names in TOGETHER:
         if all(isinstance(arguments.get(name), Tensor) for name in names):
             shared = set.intersection(*(set(_possible(arguments[name])) for name in names))
-            yield from ((names, change) for change in sorted(shared) if change not in NEUTRAL)
+            yield from (
+                (names, change) for change in sorted(shared) if change not in NEUTRAL and "endless" not in change
+            )
 
 
 def _possible(value: Any) -> list[str]:
