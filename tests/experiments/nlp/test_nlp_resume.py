@@ -104,9 +104,17 @@ def test_a_damaged_checkpoint_is_named(models, data, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "cache"))
     last = last_checkpoint(tmp_path / prepare(recipe, data).name)
-    (last / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(ValueError, match=rf"{last.name} cannot be read: .*; remove it"):
-        finetune(recipe, tmp_path, data)
+    for name, damage, words in (
+        ("trainer_state.json", b'{"global_step": "two"}', "cannot be read"),
+        ("model.safetensors", b"cut", "cannot be read"),
+        ("optimizer.pt", None, "has no optimizer.pt"),
+        ("rng_state.pth", None, "has no rng_state.pth"),
+    ):
+        whole = (last / name).read_bytes()
+        (last / name).unlink() if damage is None else (last / name).write_bytes(damage)
+        with pytest.raises(ValueError, match=rf"{last.name} {words}.*; remove it"):
+            finetune(recipe, tmp_path, data)
+        (last / name).write_bytes(whole)
 
 
 def test_half_written_checkpoints_are_not_resumed(tmp_path):

@@ -312,12 +312,21 @@ def _train(trainer: Any, resumed: Path | None) -> None:
 
     from smyrf.experiments.nlp.checkpoints import remove_half_written
 
+    if resumed is not None:
+        process = f"_{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
+        for name in ("optimizer.pt", "scheduler.pt", f"rng_state{process}.pth"):  # transformers goes on without them
+            if not (resumed / name).is_file():
+                raise ValueError(f"{resumed} has no {name}; remove it to resume from the previous checkpoint")
     try:
-        if resumed is not None and checkpoint_step(resumed) == trainer.args.max_steps:
-            # Trainer would take one more step, unless the last one ends an epoch.
-            trainer._load_from_checkpoint(str(resumed))
-            trainer.state = TrainerState.load_from_json(str(resumed / "trainer_state.json"))
-            return
+        if resumed is not None:
+            state = TrainerState.load_from_json(str(resumed / "trainer_state.json"))
+            if state.global_step != checkpoint_step(resumed):
+                raise ValueError(f"its trainer_state.json is of step {state.global_step!r}")
+            if state.global_step == trainer.args.max_steps:
+                # Trainer would take one more step, unless the last one ends an epoch.
+                trainer._load_from_checkpoint(str(resumed))
+                trainer.state = state
+                return
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
     except SaveError:
         if is_first_process():
