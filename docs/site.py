@@ -16,7 +16,7 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
-BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "notebooks/*.ipynb", "benchmarks/README.md")
+BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "notebooks/*.ipynb", "benchmarks/README.md")
 FIGURES = ("benchmarks/results/**/*.png", "benchmarks/results/**/*.svg")
 # Files of the repository that are not pages: shown by name, without a link.
 _NO_PAGE = re.compile(r"\[([^\]]+)\]\((?![a-z]+:|#)[^)\s]*?(?:\.py|\.cff|\.json|results/[a-z]+)\)")
