@@ -193,7 +193,7 @@ def test_nan_in_a_query_reaches_no_other_query(backend, method):
 @fast
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_gradients_are_those_of_the_function_that_was_computed(backend, is_causal):
-    q, k, v = (x.requires_grad_() for x in problem(23, 19, 3, 2, dtype=torch.float64))
+    q, k, v = (x.requires_grad_() for x in problem(23, 19, 3, 2, 2, 1, 1, torch.float64))
     mask = torch.rand(2, 19) > 0.3
     # Clusters are piecewise constant: a step of 1e-6 stays inside one piece.
     run = lambda q, k, v: attention(  # noqa: E731

@@ -72,7 +72,7 @@ def test_a_method_survives_json(method):
     [
         ([], "an object with a kind"),
         ({"budget": 0.1}, "an object with a kind"),
-        ({"kind": "flash"}, "kind='flash' must be one of dense"),
+        ({"kind": "flash"}, "kind='flash' must be one of smyrf"),
         ({"kind": "dense", "budget": 0.1}, "dense has no option 'budget'; it has none"),
         ({"kind": "tangent", "budget": 2.0}, "tangent: budget=2.0"),
         ({"kind": "smyrf", "n_hashes": "8"}, "smyrf: n_hashes='8'"),

@@ -5,10 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from smyrf import Dense, Plan
 from smyrf.__main__ import app
+from smyrf.atomic_write import write_json
 
 runner = CliRunner()
 
@@ -147,10 +149,12 @@ def test_a_file_that_cannot_be_written_is_named_in_one_sentence(number, tmp_path
     def full(self, data):
         raise OSError(number, os.strerror(number))
 
-    path = tmp_path / "a.json"
+    commands = typer.Typer(cls=app.info.cls)
+    commands.command("write")(lambda path: write_json(Path(path), {}))
+    commands.command("other")(lambda: None)
     monkeypatch.setattr(Path, "write_bytes", full)
-    sizes = ["--length", "16", "--n-hashes", "1", "--cluster-size", "8", "--no-memory", "--no-backward"]
-    result = runner.invoke(app, ["bench", *sizes, "--json", str(path)])
+    path = tmp_path / "a.json"
+    result = runner.invoke(commands, ["write", str(path)])
     assert result.exit_code == 2
-    assert f"error: {path}: {os.strerror(number)}\n" in result.stderr
+    assert result.stderr == f"error: {path}: {os.strerror(number)}\n"
     assert not list(tmp_path.iterdir())

@@ -355,7 +355,7 @@ def test_arguments_are_refused_before_any_work():
         inspect_heads([call], [], n_values=-1)
     with pytest.raises(ValueError, match="is for several heads"):
         inspect_heads([call], [PerHead((Dense(), Dense()))])
-    with pytest.raises(TypeError, match="must be a Smyrf"):
+    with pytest.raises(TypeError, match="must be a method"):
         inspect_heads([call], ["smyrf"])
     with pytest.raises(ValueError, match="only dense attention can serve any of them: a bias"):
         inspect_heads([replace(call, only_dense="a bias")], [])

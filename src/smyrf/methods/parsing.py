@@ -42,7 +42,7 @@ def parse_method(text: str) -> Method:
 
 def _forms() -> str:
     """All forms that can be typed, for messages."""
-    forms = [method.typed for method in METHODS.values() if method.typed]
+    forms = [method.typed for method in reversed(METHODS.values()) if method.typed]  # the simplest first
     return f"{', '.join(forms[:-1])} or {forms[-1]}, with options after commas as in tangent:0.25,levels=2"
 
 

@@ -10,7 +10,7 @@ from smyrf.methods.per_head import PerHead
 from smyrf.methods.smyrf import Smyrf
 from smyrf.methods.tangent import Tangent
 
-METHODS: dict[str, type[Method]] = {method.kind: method for method in (Dense, Tangent, Smyrf, PerHead)}
+METHODS: dict[str, type[Method]] = {method.kind: method for method in (Smyrf, Tangent, Dense, PerHead)}
 
 
 def method_from_dict(data: object) -> Method:

@@ -324,7 +324,7 @@ def test_normalisation_is_that_of_pytorch():
         ({"resolution": 32, "attention": (64,)}, "attention at 64 must be one of 8, 16, 32"),
         ({"n_latent": 3}, "n_latent=3 must be at least 6"),
         ({"channels": 0}, "channels=0 must be at least 1"),
-        ({"method": "dense"}, "must be a Smyrf"),
+        ({"method": "dense"}, "must be a method"),
     ],
 )
 def test_a_config_refuses_what_cannot_be_built(options, words):

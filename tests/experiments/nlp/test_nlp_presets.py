@@ -160,7 +160,7 @@ def test_a_task_without_a_preset_has_the_papers_settings_and_dense_attention():
         ({"max_steps": 0}, "max_steps=0 must be at least 1"),
         ({"seed": -1}, "seed=-1 must be in"),
         ({"eval_methods": (Dense(), Dense())}, "has a method twice"),
-        ({"train_method": "dense"}, "must be a Smyrf"),
+        ({"train_method": "dense"}, "must be a method"),
     ],
 )
 def test_a_recipe_refuses_what_cannot_be_run(changes, words):

@@ -236,6 +236,7 @@ def _check_alike(one_folder, two_folder):
         assert a["metrics"]["accuracy"] == pytest.approx(b["metrics"]["accuracy"], abs=0.13)  # two of sixteen rows
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does_and_go_on_when_they_are_killed(models, data, tmp_path, launch):
     one, two, killed = (tmp_path / name for name in ("one", "two", "killed"))
     said = _in_this_process(_words(models, data, one, "calm", "grouped"))

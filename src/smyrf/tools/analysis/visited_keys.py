@@ -93,7 +93,7 @@ def query_clusters(groups: Groups, n_queries: int) -> Tensor:
     """The group of each query in a list, ``(B, N)``; −1 for a query in none.
 
     Example:
-        >>> query_clusters(Groups(torch.tensor([[[3, 0], [2, -1]]]), torch.zeros(1, 2, 1)), n_queries=4)
+        >>> query_clusters(Groups(torch.tensor([[[3, 0], [2, -1]]]), torch.zeros(1, 2, 1).int()), n_queries=4)
         tensor([[ 0, -1,  1,  0]])
     """
     _, n_groups, n_slots, _ = groups.shape
