@@ -81,16 +81,13 @@ class Groups:
     far: FarKeys | None = None
 
     def __post_init__(self) -> None:
-        indices, floats = [self.queries, self.keys], []
-        if self.multiplicity is not None:
-            indices.append(self.multiplicity)
-        if self.far is not None:
-            *floats, index = self.far
-            indices.append(index)
-        for x, is_float in [*((x, False) for x in indices), *((x, True) for x in floats)]:
-            if x.dtype.is_floating_point != is_float:
-                kind = "far keys, values and biases must be floating-point" if is_float else "indices must be integer"
-                raise TypeError(f"groups: {kind} tensors, not {x.dtype}")
+        far = self.far
+        for x in (self.queries, self.keys, self.multiplicity, None if far is None else far.of_group):
+            if x is not None and x.dtype.is_floating_point:
+                raise TypeError(f"groups: indices must be integer tensors, not {x.dtype}")
+        for x in () if far is None else far[:3]:
+            if not x.dtype.is_floating_point:
+                raise TypeError(f"groups: far keys, values and biases must be floating-point tensors, not {x.dtype}")
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

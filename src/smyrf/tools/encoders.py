@@ -50,7 +50,7 @@ def tokenize(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]
         ValueError: the tokenizer, whose files are the user's, fails.
     """
     try:
-        return tokenizer(texts, verbose=False, **options)["input_ids"]  # type: ignore[no-any-return]
+        return tokenizer(texts, verbose=False, **options)["input_ids"]
     except Exception as error:  # foreign code may raise anything
         raise ValueError(f"its tokenizer cannot read text: {first_line(error)}") from error
 
