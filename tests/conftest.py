@@ -12,7 +12,7 @@ import expected_skips
 collect_ignore = ["zoo"]
 
 # A property is checked on the same examples in every run; compiling and importing must not time out.
-settings.register_profile("smyrf", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("smyrf", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("smyrf")
 
 # A library to test in place of the installed one: that with sanitizers, of .ci/sanitize. It stands where `smyrf` looks

@@ -23,7 +23,7 @@ if "native" not in BACKENDS:  # where the package was installed without a compil
 SEED = torch.tensor(2**40 + 7)
 isa = pytest.mark.parametrize("isa", extension.instruction_sets())
 # Sanitizers make everything several times slower.
-quick = settings(max_examples=10 if "SMYRF_NATIVE" in os.environ else 40)
+quick = settings(max_examples=10 if "SMYRF_NATIVE" in os.environ else 25)
 thorough = settings(max_examples=2000, derandomize=False, suppress_health_check=list(HealthCheck))
 
 

@@ -66,7 +66,13 @@ def environment(tmp_path, monkeypatch):
     }
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+# The others take longer, and run in `make test-slow`.
+QUICK = ("quickstart", "how_it_works")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NOTEBOOKS]
+)
 def test_a_notebook_runs_to_its_end(name, environment, tmp_path):
     notebook, work = read(name), tmp_path / "work"
     work.mkdir()

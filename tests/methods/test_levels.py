@@ -32,7 +32,7 @@ def test_sizes_fit_together_and_into_the_budget(n, m, budget, n_levels):
 lengths = st.integers(1, 3000)
 
 
-@settings(max_examples=2000)
+@settings(max_examples=600)
 @given(
     n=st.integers(1, 3000), m=st.integers(1, 3000), budget=st.integers(1, 3000), levels=st.sampled_from([None, 1, 2, 3])
 )

@@ -45,6 +45,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_networks_on_images_of_their_own(npz, tmp_path, launch):
     (tmp_path / "program.py").write_text(PROGRAM)
     words = [tmp_path / "program.py", tmp_path]

@@ -119,7 +119,9 @@ def test_a_matching_exists_if_and_only_if_the_threshold_is_reached(instance):
         assert instance.is_matching(chosen_triples(instance, best.clusters))
 
 
-@pytest.mark.parametrize(("n", "n_triples"), [(2, 4), (3, 4), (3, 5), pytest.param(4, 6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("n", "n_triples"), [(2, 4), (3, 4), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((3, 5), (4, 6)))]
+)
 @pytest.mark.parametrize("exists", [True, False])
 def test_larger_instances_by_the_solver(n, n_triples, exists):
     pytest.importorskip("ortools")
