@@ -29,6 +29,18 @@ def test_arguments_mean_what_they_mean_to_pytorch(method, backend):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@backends
+@pytest.mark.parametrize("method", [Dense(), Smyrf(2, 16), Tangent(32)])
+@pytest.mark.parametrize("scale", [-1e-4, 0.0])
+def test_gradients_of_a_scale_that_is_not_positive_are_finite_in_half_precision(backend, method, scale):
+    """Without the scale they would overflow."""
+    q, k, v = (x * torch.randn(1, 2, 128, 16) for x in (1.0, 1e4, 1e3))
+    q, k, v = (x.half().requires_grad_() for x in (q, k, v))
+    grad = torch.autograd.grad(attention(q, k, v, method=method, scale=scale, backend=backend).sum(), q)[0]
+    assert grad.isfinite().all()
+    assert (grad != 0).any() == (scale != 0)
+
+
 @default_too
 @pytest.mark.parametrize("scale", [-0.7, 0.0])
 def test_a_scale_that_is_not_positive_is_a_scale(backend, scale):

@@ -104,8 +104,11 @@ def read_arguments(
         raise TypeError(f"q, k and v must have one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
     q, k, v = (four_axes(x) for x in (q, k, v))  # (batch, heads, N, D), (batch, kv_heads, M, D or E)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    if scale <= 0.0:  # PyTorch's function multiplies its -inf by it, or takes its root
-        q, scale = q * scale, 1.0
+    # PyTorch's function multiplies its -inf by the scale, or takes its root: it must be positive.
+    if scale < 0.0:
+        q, scale = -q, -scale
+    elif scale == 0.0:
+        q, scale = q.masked_fill(q.isfinite(), 0.0), 1.0  # NaN stays; the gradient is 0, where that of q · 0 can be NaN
     key_mask = None if key_mask is None else key_mask.reshape(len(q), k.shape[2])  # (batch, M)
     return Call(q, k, v, scale, key_mask, is_causal, dropout_p)
 
@@ -123,21 +126,9 @@ def serve(
         return _by_head(call, method, backend, generator, dropout_generator)
     if call.q.numel() == 0:
         return dense_attention(call)
+    rest = None
     if call.is_causal:
         call, rest = separate_nonfinite(call)
-        if rest is not None:
-            return _serve_finite(call, method, backend, generator, dropout_generator) + rest
-    return _serve_finite(call, method, backend, generator, dropout_generator)
-
-
-def _serve_finite(
-    call: Call,
-    method: Method,
-    backend: str | None,
-    generator: torch.Generator | int | None,
-    dropout_generator: torch.Generator | int | None,
-) -> Tensor:
-    """`serve` for one method; a causal call has finite keys and values."""
     layout = call.plan(method)
     # PyTorch's function takes a causal mask together with a key mask only as an N × M matrix, which is made only for
     # short sequences, and takes no generator for its dropout. There, and where a backend is asked for, exact attention
@@ -145,22 +136,23 @@ def _serve_finite(
     asked = backend is not None or (call.dropout_p > 0.0 and dropout_generator is not None)
     needs_matrix = call.is_causal and call.key_mask is not None and not is_one_block(call.n_queries, call.n_keys)
     if not asked and not needs_matrix and why_dense(call, method, layout=layout) is not None:
-        return dense_attention(call)
-    is_random = method.is_random and not layout.is_exact
-    seed = draw_seed(generator) if is_random else None  # PyTorch's generator advances only for what is random
-    dropout_seed = None
-    if call.dropout_p > 0.0:
-        dropout_seed = seed if is_random and dropout_generator is generator else draw_seed(dropout_generator)
-    call = replace(call, seed=seed, dropout_seed=dropout_seed)
-    device = call.q.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # its dtype has been applied
-        with torch.autocast(device, enabled=False):
-            return _run_stages(call, method, backend, layout)
-    return _run_stages(call, method, backend, layout)
+        out = dense_attention(call)
+    else:
+        is_random = method.is_random and not layout.is_exact
+        seed = draw_seed(generator) if is_random else None  # PyTorch's generator advances only for what is random
+        dropout_seed = None
+        if call.dropout_p > 0.0:
+            dropout_seed = seed if is_random and dropout_generator is generator else draw_seed(dropout_generator)
+        out = _run_stages(replace(call, seed=seed, dropout_seed=dropout_seed), method, backend, layout)
+    return out if rest is None else out + rest
 
 
 def _run_stages(call: Call, method: Method, backend: str | None, layout: Layout | CausalLayout) -> Tensor:
-    """All stages of one backend."""
+    """All stages of one backend, outside of autocast, whose dtype has been applied."""
+    device = call.q.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return _run_stages(call, method, backend, layout)
     run = find_backend(backend, call.q.device)
     prepared = run.prepare(call)
     out, _ = run.attend(prepared, group(prepared, method, run, layout))

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from tests.attack import crashing, damages, files, fuzz, kills, misuse, oracle, page, pool
+from tests.attack import crashing, damages, drawn_calls, files, fuzz, kills, misuse, oracle, page, pool
 from tests.attack.verdict import Verdict
 
 # Damages that take seconds, and readers that take little: no model is loaded.
@@ -23,14 +23,14 @@ def test_fuzzed_calls_keep_every_promise(first):
 
 def _is_large(case):
     draw = random.Random(case["seed"])
-    fuzz._kind(draw)
-    drawn = fuzz.draw_call(draw, case["kind"])
+    drawn_calls.draw_kind(draw)
+    drawn = drawn_calls.draw_call(draw, case["kind"])
     return drawn.q.shape[2] * drawn.k.shape[2] > 40_000
 
 
 def test_the_checks_of_fuzzing_see_a_wrong_result(monkeypatch):
     """An output that is a thousandth too large, one that sees hidden keys, and one that sees later ones."""
-    right = fuzz.smyrf.attention
+    right = drawn_calls.smyrf.attention
     wrong = {
         "scaled": lambda *args, **options: 1.001 * right(*args, **options) + 1e-3,
         "unmasked": lambda *args, **options: right(*args, **{**options, "key_mask": None}),
@@ -38,7 +38,7 @@ def test_the_checks_of_fuzzing_see_a_wrong_result(monkeypatch):
     }
     cases = [case for case in fuzz.cases(0, 60) if not _is_large(case)]
     for attention in wrong.values():
-        monkeypatch.setattr(fuzz.smyrf, "attention", attention)
+        monkeypatch.setattr(drawn_calls.smyrf, "attention", attention)
         assert sum(bool(fuzz.check(case).failures) for case in cases) >= 4
 
 

@@ -1,3 +1,5 @@
+"""Distances between queries and keys under each transform of hashing."""
+
 import pytest
 import torch
 from hypothesis import given

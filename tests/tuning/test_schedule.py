@@ -1,3 +1,5 @@
+"""`AdaptiveSchedule`: budgets that follow the error during training."""
+
 import copy
 import json
 import math

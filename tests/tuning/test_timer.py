@@ -1,3 +1,5 @@
+"""`best_times` of several calls, on a clock that only they advance."""
+
 import itertools
 
 import pytest

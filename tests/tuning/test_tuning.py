@@ -1,7 +1,7 @@
+"""`smyrf.tune`: estimated errors, the choice of methods, and calls recorded from models."""
+
 import json
 import math
-import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,43 +12,13 @@ import smyrf
 from smyrf import Dense, PerHead, Plan, Smyrf, Tangent
 from smyrf.call import Call, Reason
 from smyrf.models.calls import model_calls
-from smyrf.models.plan import LayerPlan
 from smyrf.tools.analysis.error import relative_error
 from smyrf.tuning import search
 from smyrf.tuning import timing as timing_module
 from smyrf.tuning.estimate import Sample
-from smyrf.tuning.machine import cache_folder, machine, machine_summary
+from smyrf.tuning.machine import machine, machine_summary
 from smyrf.tuning.search import plan_layers
 from smyrf.tuning.timing import Timing
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """No test reads or leaves measured times on this machine."""
-    monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(timing_module, "_remembered", {})
-    return tmp_path / "cache" / "crossover.json"
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A machine on which a method is `clock["speedup"]` times faster than dense attention."""
-    state = {"speedup": 2.0, "n_measured": 0}
-
-    def measure(call, method, backend):
-        state["n_measured"] += 1
-        return Timing(1.0, 1.0 / state["speedup"])
-
-    monkeypatch.setattr(timing_module, "_measure", measure)
-    return state
-
-
-def smooth(*shape, sharpness=2.0):
-    """q, k and v like those of real heads: structured, so that a budget buys accuracy."""
-    *lead, length, width = shape
-    low = torch.randn(*lead, length, 4) @ torch.randn(4, width)
-    q, k = (sharpness * low + 0.3 * torch.randn(*shape) for _ in range(2))
-    return q, k, torch.randn(*shape)
 
 
 class Layer(nn.Module):
@@ -76,7 +46,7 @@ def test_the_exact_rows_are_those_of_dense_attention(is_causal, masked, kv_heads
     assert sample.error(Dense()) < 1e-6
 
 
-def test_a_sample_of_rows_estimates_the_error_of_all():
+def test_a_sample_of_rows_estimates_the_error_of_all(smooth):
     q, k, v = smooth(1, 4, 400, 16)
     method = Tangent(0.2)
     whole = Sample(Call(q, k, v, 0.25), rows=400, seed=0).error(method)
@@ -88,7 +58,7 @@ def test_a_sample_of_rows_estimates_the_error_of_all():
 # The choice
 
 
-def test_the_error_of_each_layer_is_below_the_target_and_a_smaller_target_costs_more():
+def test_the_error_of_each_layer_is_below_the_target_and_a_smaller_target_costs_more(smooth):
     layers = [smooth(2, 4, 300, 16, sharpness=s) for s in (0.5, 1.5)]
     plans = [smyrf.tune(layers, max_error=target, fallback=False) for target in (0.02, 0.1, 0.4)]
     for plan in plans:
@@ -103,12 +73,12 @@ def test_the_error_of_each_layer_is_below_the_target_and_a_smaller_target_costs_
     assert plans[0].memory_share > plans[1].memory_share > plans[2].memory_share
 
 
-def test_the_same_seed_gives_the_same_plan():
+def test_the_same_seed_gives_the_same_plan(smooth):
     qkv = smooth(3, 2, 200, 8)
     assert smyrf.tune(qkv, max_error=0.1, fallback=False) == smyrf.tune(qkv, max_error=0.1, fallback=False)
 
 
-def test_heads_that_differ_get_budgets_of_their_own():
+def test_heads_that_differ_get_budgets_of_their_own(smooth):
     easy, hard = smooth(1, 6, 400, 16, sharpness=0.1), smooth(1, 2, 400, 16, sharpness=3.0)
     q, k, v = (torch.cat(pair, dim=1) for pair in zip(easy, hard, strict=True))
     layer = smyrf.tune((q, k, v), max_error=0.1, fallback=False).layers[0]
@@ -122,7 +92,7 @@ def test_heads_that_differ_get_budgets_of_their_own():
     assert layer.key_visits < 0.9 * Tangent(one).key_visits(400)
 
 
-def test_candidates_are_taken_by_key_visits_or_by_time(monkeypatch):
+def test_candidates_are_taken_by_key_visits_or_by_time(monkeypatch, smooth):
     qkv = smooth(1, 2, 256, 8)
     candidates = [Tangent(0.9), Smyrf(2, 16), Tangent(0.7), Smyrf(cluster_size=256)]
     plan = smyrf.tune(qkv, max_error=0.3, candidates=candidates, fallback=False)
@@ -136,7 +106,7 @@ def test_candidates_are_taken_by_key_visits_or_by_time(monkeypatch):
     assert (nothing.method, nothing.reason) == (Dense(), search.NONE_FITS)
 
 
-def test_numbers_that_are_not_finite_leave_a_layer_dense():
+def test_numbers_that_are_not_finite_leave_a_layer_dense(smooth):
     q, k, v = smooth(1, 2, 200, 8)
     v[0, 0, 3] = math.nan
     layer = smyrf.tune((q, k, v), max_error=0.1, fallback=False).layers[0]
@@ -148,99 +118,10 @@ def test_short_sequences_stay_dense():
     assert (layer.method, layer.reason) == (Dense(), search.TOO_SHORT)
 
 
-# Dense where it is as fast
-
-
-@pytest.mark.parametrize(("speedup", "dense"), [(0.5, True), (0.95, True), (1.03, True), (1.1, False)])
-def test_dense_stays_where_it_is_as_fast(clock, speedup, dense):
-    clock["speedup"] = speedup
-    layer = smyrf.tune(smooth(1, 2, 200, 8), max_error=0.3).layers[0]
-    assert isinstance(layer.method, Dense) == dense
-    assert layer.reason == (search.AS_FAST if dense else search.CHEAPEST)
-    assert layer.speedup == (1.0 if dense else pytest.approx(speedup))
-    assert layer.error == 0.0 or not dense
-
-
-def test_a_plan_says_from_how_many_keys_on_it_is_faster(monkeypatch):
-    monkeypatch.setattr(timing_module, "_measure", lambda call, method, backend: Timing(1.0, 300 / call.n_keys))
-    layer = smyrf.tune(smooth(1, 2, 1300, 8), max_error=0.3).layers[0]
-    assert (layer.method == Dense(), layer.from_keys) == (False, 325)  # at 162 it would take twice as long
-    assert smyrf.tune(smooth(1, 2, 1300, 8), max_error=0.3, fallback=False).layers[0].from_keys == 0
-    assert smyrf.tune(smooth(1, 2, 200, 8), max_error=0.3).layers[0].from_keys == 0  # dense
-
-
-def test_times_are_measured_once_and_kept_on_disk(clock, cache, monkeypatch):
-    qkv = smooth(1, 2, 200, 8)
-    first = smyrf.tune(qkv, max_error=0.3)
-    n_measured = clock["n_measured"]
-    assert n_measured > 0
-    assert smyrf.tune(qkv, max_error=0.3) == first
-    monkeypatch.setattr(timing_module, "_remembered", {})  # as in a new process
-    assert smyrf.tune(qkv, max_error=0.3) == first
-    assert clock["n_measured"] == n_measured
-    assert list(cache.parent.iterdir()) == [cache]
-    torch.set_num_threads(2)
-    try:  # another number of threads is another machine
-        smyrf.tune(qkv, max_error=0.3)
-    finally:
-        torch.set_num_threads(1)
-    assert clock["n_measured"] > n_measured
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"a": 1}', b'{"a": [1, "x"]}', b"\xff\xfe"])
-def test_a_corrupt_cache_is_ignored_and_written_anew(clock, cache, content):
-    cache.parent.mkdir()
-    cache.write_bytes(content)
-    assert smyrf.tune(smooth(1, 2, 200, 8), max_error=0.3).layers[0].speedup == 2.0
-    assert len(json.loads(cache.read_text())) == clock["n_measured"]
-
-
-BAD_TIMES = [
-    "[1e999, 1]", "[1, -Infinity]", "[NaN, 1]", "[-1, 1]", "[0, 1]", "[1, 5e-324]", f"[{10**400}, 1]",
-    f"[{'9' * 5000}, 1]", '["1", 1]', "[true, 1]", "[null, 1]", "[1]", "[1, 1, 1]", "[[1], 1]", '"12"', "3", "null",
-    '{"1": 1, "2": 2}',
-]  # fmt: skip
-
-
-def test_a_bad_entry_of_the_cache_is_ignored_and_the_others_stay(clock, cache):
-    qkv = smooth(1, 2, 200, 8)
-    plan = smyrf.tune(qkv, max_error=0.3)
-    good = json.loads(cache.read_text())
-    (first, _), *others = good.items()
-    n_measured = clock["n_measured"]
-    bad = [f'"bad {i}": {times}' for i, times in enumerate(BAD_TIMES)] + [f"{json.dumps(first)}: [1e999, 1]"]
-    cache.write_text(f'{{{", ".join(bad)}, "other": [3, 1.5], {json.dumps(dict(others))[1:]}')
-    timing_module._remembered.clear()  # as in a new process
-    assert smyrf.tune(qkv, max_error=0.3) == plan
-    assert clock["n_measured"] == n_measured + 1
-    assert json.loads(cache.read_text()) == good | {"other": [3.0, 1.5]}
-
-
-def test_a_cache_that_cannot_be_written_is_done_without(clock, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("SMYRF_CACHE", str(tmp_path / "file"))
-    assert smyrf.tune(smooth(1, 2, 200, 8), max_error=0.3).layers[0].speedup == 2.0
-
-
-def test_the_cache_is_where_users_expect_it(monkeypatch, tmp_path):
-    monkeypatch.delenv("SMYRF_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "smyrf"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder() == tmp_path / "home" / ".cache" / "smyrf"
-
-
-def test_real_times_are_positive_and_a_short_call_stays_dense():
-    plan = smyrf.tune(smooth(1, 2, 128, 8), max_error=0.5)
-    assert plan.methods == (Dense(),)
-    assert all(one.dense > 0 and one.method > 0 for one in timing_module._remembered.values())
-
-
 # Backends
 
 
-def test_errors_and_times_are_measured_with_the_named_backend(monkeypatch):
+def test_errors_and_times_are_measured_with_the_named_backend(monkeypatch, smooth):
     named = set()
 
     def attention(*args, method, backend=None, **options):
@@ -356,7 +237,7 @@ def test_a_call_that_only_pytorch_takes_stays_dense():
     assert (layer.method, layer.reason) == (Dense(), Reason.FOREIGN)
 
 
-def test_padding_does_not_change_the_choice():
+def test_padding_does_not_change_the_choice(smooth):
     x = smooth(1, 2, 200, 8)[0]
     seen = (torch.arange(300) < 200)[None]
     padded = torch.cat([x, 100 * torch.randn(1, 2, 100, 8)], dim=2)
@@ -398,87 +279,6 @@ def test_padding_does_not_change_the_choice():
 def test_bad_arguments_are_named(arguments, options, error, words):
     with pytest.raises(error, match=words):
         smyrf.tune(*arguments, **options)
-
-
-# The plan
-
-PLAN = Plan(
-    (
-        LayerPlan(0, PerHead((Tangent(0.1), Tangent(0.3), Tangent(0.1))), 100, 600, 0.07, 1.5, "cheapest that fits"),
-        LayerPlan(1, Smyrf(4, 16), 64, 600, 0.09, None, "cheapest that fits"),
-        LayerPlan(2, Dense(), 600, 600, 0.0, 1.0, "dense is as fast at this length"),
-    ),
-    max_error=0.1,
-    machine="a machine",
-)
-
-
-def test_a_plan_survives_json(tmp_path):
-    PLAN.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == PLAN
-    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_a_plan_keeps_its_backend(tmp_path):
-    file = tmp_path / "plan.json"
-    PLAN.save(file)
-    assert "backend" not in json.loads(file.read_text())
-    plan = replace(PLAN, backend="torch")
-    plan.save(file)
-    assert Plan.load(file) == plan
-    file.write_text(file.read_text().replace('"torch"', "3"))
-    with pytest.raises(ValueError, match="backend=3 is not a name"):
-        Plan.load(file)
-
-
-def test_the_report_says_everything():
-    lines = str(PLAN).splitlines()
-    assert re.split("  +", lines[0]) == ["layer", "method", "key visits", "error", "speed-up", "why"]
-    row = ["0", "Tangent 2×10% + 1×30%", "100 of 600", "0.070", "1.50", "cheapest that fits"]
-    assert re.split("  +", lines[1]) == row
-    assert "Smyrf 4×16" in lines[2]
-    assert "Dense" in lines[3] and "dense is as fast" in lines[3]
-    assert lines[4] == "3 layers, max_error=0.1: 42.4% of the keys visited; a machine"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda data: data.pop("layers"), "layers missing"),
-        (lambda data: data.update(colour=1), "colour unknown"),
-        (lambda data: data.update(layers=[]), "layers must be"),
-        (lambda data: data.update(max_error="x"), "max_error='x'"),
-        (lambda data: data["layers"][1].pop("error"), "layer 1: error missing"),
-        (lambda data: data["layers"][1].update(error=math.nan), "layer 1: error=nan"),
-        (lambda data: data["layers"][1].update(n_keys=0), "layer 1: n_keys=0"),
-        (lambda data: data["layers"][1]["method"].update(kind="best"), "layer 1: kind='best'"),
-        (lambda data: data["layers"][1]["method"].update(n_hashes=0), "layer 1: smyrf: n_hashes=0"),
-        (lambda data: data["layers"].__setitem__(1, 7), "layer 1: an object is needed"),
-        (lambda data: data["layers"][1].update(key_visits=10**400), r"layer 1: key_visits=10{19} is not a count$"),
-        (lambda data: data["layers"][1].update(index=10**400), r"layer 1: index=10{19} is not a count$"),
-        (lambda data: data["layers"][1].update(reason=[[]]), r"layer 1: reason=\[\[\]\] is not text"),
-        (lambda data: data["layers"][1].update(name="\ud800"), r"layer 1: name='\\ud800' is not text"),
-        (lambda data: data.update(machine=None), "machine=None is not text"),
-    ],
-)
-def test_what_is_wrong_in_a_file_is_named(tmp_path, change, words):
-    file = tmp_path / "plan.json"
-    PLAN.save(file)
-    data = json.loads(file.read_text())
-    change(data)
-    file.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match=rf"plan.json is not a plan: {words}"):
-        Plan.load(file)
-
-
-def test_a_file_that_is_not_json_is_named(tmp_path):
-    (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(ValueError, match=r"plan.json is not JSON"):
-        Plan.load(tmp_path / "plan.json")
-    for depth in (900, 990, 10**5):  # json may fail at some depth, and repr at another
-        (tmp_path / "plan.json").write_text("[" * depth + "]" * depth)
-        with pytest.raises(ValueError, match=r"plan.json is not"):
-            Plan.load(tmp_path / "plan.json")
 
 
 # A pretrained model

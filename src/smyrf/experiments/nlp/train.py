@@ -314,7 +314,8 @@ def _train(trainer: Any, resumed: Path | None) -> None:
 
     if resumed is not None:
         process = f"_{trainer.args.process_index}" if trainer.args.world_size > 1 else ""
-        for name in ("optimizer.pt", "scheduler.pt", f"rng_state{process}.pth"):  # transformers goes on without them
+        # transformers would resume without them, and differ
+        for name in ("optimizer.pt", "scheduler.pt", f"rng_state{process}.pth"):
             if not (resumed / name).is_file():
                 raise ValueError(f"{resumed} has no {name}; remove it to resume from the previous checkpoint")
     try:
