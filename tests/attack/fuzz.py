@@ -221,7 +221,9 @@ def _check_not_finite(draw: random.Random, drawn: Drawn, out: Tensor) -> list[st
         n_bad = int((~out[others].isfinite()).any(-1).sum())
         failures.append(f"what is not finite makes {n_bad} outputs that cannot see it not finite")
     if drawn.is_exact:  # and those that see it are not finite; an infinite key may have the weight zero
-        lost = (seen & drawn.k.isnan().any(-1).repeat_interleave(repeat, dim=1)[:, :, None]).any(-1)[..., None]
+        is_nan = drawn.k.isnan().any(-1).repeat_interleave(repeat, dim=1)[:, :, None]  # (batch, heads, 1, M)
+        # PyTorch's own kernel gives 0 where all scores are NaN.
+        lost = ((seen & is_nan).any(-1) & (seen & ~is_nan).any(-1))[..., None]
         for channel in range(drawn.v.shape[-1]):
             bad_value = ~drawn.v[..., channel].isfinite().repeat_interleave(repeat, dim=1)  # (batch, heads, M)
             hides = (lost[..., 0] | (seen & bad_value[:, :, None]).any(-1)) & out[..., channel].isfinite()
