@@ -68,6 +68,28 @@ void check_list(const GroupList& list, const AttendParams& params) {
     check_indices("far keys", far.index, 0, n_rows, list.n_groups * far.n_per_group, 0, far.n_rows);
 }
 
+void check_candidates(const CandidateKeys& keys, int64_t n_near, int64_t n_far) {
+    check_heads(keys);
+    check_length("n_keys", keys.n_keys);
+    check_at_least(1, "width", keys.width);
+    check_at_least(0, "value_width", keys.value_width);
+    check_at_least(0, "n_parents", keys.n_parents);
+    check_at_least(1, "fan_out", keys.fan_out);
+    check_at_least(1, "n_near", n_near);
+    check_at_least(n_near, "n_candidates", keys.n_candidates);
+    check_at_least(keys.n_candidates, "n_keys", keys.n_keys);
+    check_at_least(0, "n_far", n_far);
+    const int64_t n_rows = keys.batch * keys.heads;
+    if (n_rows == 0 ? keys.n_parents != 0 : keys.n_parents % n_rows != 0)
+        refuse("n_parents", keys.n_parents, "must be a multiple of batch · heads=" + std::to_string(n_rows));
+    if (keys.candidates == nullptr && keys.n_candidates != keys.n_keys)
+        refuse("n_candidates", keys.n_candidates, "without candidates must be n_keys=" + std::to_string(keys.n_keys));
+    check_indices("order", keys.order, keys.n_keys, n_rows, keys.n_keys, 0, keys.n_keys);
+    if (keys.candidates != nullptr)
+        check_indices("candidates", keys.candidates, keys.n_candidates, keys.n_parents, keys.n_candidates, 0,
+                      keys.n_keys);
+}
+
 }  // namespace
 
 void check(const AttendParams& params) {
@@ -92,29 +114,29 @@ void check(const HashParams& params) {
     check_at_least(0, "n_hashes", params.n_hashes);
 }
 
-void check(const LevelParams& params) {
+void check(const TreeParams& params) {
     check_execution(params.execution);
     check_heads(params);
+    check_length("n_queries", params.n_queries);
     check_length("n_keys", params.n_keys);
+    check_at_least(1, "n_queries", params.n_queries);
+    check_at_least(1, "n_keys", params.n_keys);
     check_at_least(1, "width", params.width);
-    check_at_least(0, "value_width", params.value_width);
-    check_at_least(0, "n_parents", params.n_parents);
-    check_at_least(1, "fan_out", params.fan_out);
-    check_at_least(1, "n_near", params.n_near);
-    check_at_least(params.n_near, "n_candidates", params.n_candidates);
-    check_at_least(params.n_candidates, "n_keys", params.n_keys);
-    check_at_least(0, "n_far", params.n_far);
+    check_at_least(1, "rank", params.rank);
+    check_at_least(1, "n_leaves", params.n_leaves);
+    if ((params.n_leaves & (params.n_leaves - 1)) != 0) refuse("n_leaves", params.n_leaves, "must be a power of two");
+    check_length("n_leaves", params.n_leaves);
+}
+
+void check(const LevelParams& params) {
+    check_execution(params.execution);
+    check_candidates(params.keys, params.n_near, params.n_far);
     check_at_least(0, "leaves_per_cluster", params.leaves_per_cluster);
-    const int64_t n_rows = params.batch * params.heads;
-    if (n_rows == 0 ? params.n_parents != 0 : params.n_parents % n_rows != 0)
-        refuse("n_parents", params.n_parents, "must be a multiple of batch · heads=" + std::to_string(n_rows));
-    if (params.candidates == nullptr && params.n_candidates != params.n_keys)
-        refuse("n_candidates", params.n_candidates,
-               "without candidates must be n_keys=" + std::to_string(params.n_keys));
-    check_indices("order", params.order, params.n_keys, n_rows, params.n_keys, 0, params.n_keys);
-    if (params.candidates != nullptr)
-        check_indices("candidates", params.candidates, params.n_candidates, params.n_parents, params.n_candidates, 0,
-                      params.n_keys);
+}
+
+void check(const LevelGradients& params) {
+    check_execution(params.execution);
+    check_candidates(params.keys, params.n_near, params.n_far);
 }
 
 }  // namespace smyrf

@@ -8,6 +8,8 @@ namespace smyrf {
 // Each throws std::invalid_argument for sizes that cannot be, and std::out_of_range for an index outside of its tensor.
 void check(const AttendParams& params);
 void check(const HashParams& params);
+void check(const TreeParams& params);
 void check(const LevelParams& params);
+void check(const LevelGradients& params);
 
 }  // namespace smyrf

@@ -14,7 +14,9 @@ struct Kernels {
     void (*attend_forward)(const AttendParams&, const AttendOutput&);
     void (*attend_backward)(const AttendParams&, const AttendGradients&);
     void (*sort_by_hash)(const HashParams&);
+    void (*build_tree)(const TreeParams&);
     void (*fold_level)(const LevelParams&);
+    void (*fold_level_backward)(const LevelGradients&);
 };
 
 // Kernels that this machine can run, the best last.

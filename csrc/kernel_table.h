@@ -4,10 +4,12 @@
 #include "attend_backward.h"
 #include "attend_forward.h"
 #include "dispatch.h"
+#include "fold_backward.h"
 #include "hash.h"
 #include "isa.h"
 #include "level.h"
 #include "params.h"
+#include "tree.h"
 
 namespace smyrf {
 namespace SMYRF_ISA {
@@ -22,8 +24,14 @@ inline void attend_backward(const AttendParams& params, const AttendGradients& g
 inline void sort_by_hash(const HashParams& params) {
     params.execution.double_precision ? sort_by_hash<double>(params) : sort_by_hash<float>(params);
 }
+inline void build_tree(const TreeParams& params) {
+    params.execution.double_precision ? build_tree<double>(params) : build_tree<float>(params);
+}
 inline void fold_level(const LevelParams& params) {
     params.execution.double_precision ? fold_level<double>(params) : fold_level<float>(params);
+}
+inline void fold_level_backward(const LevelGradients& params) {
+    params.execution.double_precision ? fold_level_backward<double>(params) : fold_level_backward<float>(params);
 }
 
 }  // namespace SMYRF_ISA
@@ -34,7 +42,8 @@ inline void fold_level(const LevelParams& params) {
 #define SMYRF_TABLE(x) SMYRF_TABLE_(x)
 
 extern const Kernels SMYRF_TABLE(SMYRF_ISA);
-const Kernels SMYRF_TABLE(SMYRF_ISA) = {SMYRF_TEXT(SMYRF_ISA), SMYRF_ISA::attend_forward, SMYRF_ISA::attend_backward,
-                                        SMYRF_ISA::sort_by_hash, SMYRF_ISA::fold_level};
+const Kernels SMYRF_TABLE(SMYRF_ISA) = {
+    SMYRF_TEXT(SMYRF_ISA), SMYRF_ISA::attend_forward, SMYRF_ISA::attend_backward,    SMYRF_ISA::sort_by_hash,
+    SMYRF_ISA::build_tree, SMYRF_ISA::fold_level,     SMYRF_ISA::fold_level_backward};
 
 }  // namespace smyrf

@@ -1,8 +1,7 @@
 // One level of Tangent attention: each cluster scores its candidates, keeps the best as near keys and folds the others
 // into far keys.
 //
-// Keys and values are read where they are, through the order of the tree. Scores are computed twice, a block at a time,
-// rather than stored: once to find the best, once to fold the rest.
+// Scores are computed twice, a block at a time, rather than stored: once to find the best, once to fold the rest.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <limits>
 #include <vector>
 
+#include "candidates.h"
 #include "isa.h"
 #include "memory.h"
 #include "params.h"
@@ -28,34 +28,28 @@ class LevelBlock {
    public:
     LevelBlock(const LevelParams& params, int64_t parent, int64_t first, int64_t n)
         : params_(params),
+          keys_(params.keys),
+          candidates_(params.keys, parent),
           n_(n),
           columns_(round_up(n, W)),
-          row_(parent / (params.n_parents / (params.batch * params.heads))),
-          first_cluster_(parent * params.fan_out % clusters_per_row() + first),
+          row_(candidates_.row()),
+          first_cluster_(parent * keys_.fan_out % clusters_per_row() + first),
           scratch_(Scratch<T>::mine()) {
-        const int64_t batch = row_ / params.heads, kv_head = row_ % params.heads / (params.heads / params.kv_heads);
-        k_ = head_of<T>(params.k, batch, kv_head), v_ = head_of<T>(params.v, batch, kv_head);
-        key_mask_ = params.key_mask == nullptr ? nullptr : params.key_mask + batch * params.n_keys;
-        order_ = params.order + row_ * params.n_keys;
-        leaf_of_key_ = params.leaf_of_key + row_ * params.n_keys;
-        key_spread_ = typed<T>(params.key_spread) + row_ * params.n_keys;
-        value_weight_ = typed<T>(params.value_weight) + row_ * params.n_keys;
-        candidates_ = params.candidates == nullptr ? nullptr : params.candidates + parent * params.n_candidates;
-        centroids_ = typed<T>(params.centroids) + (parent * params.fan_out + first) * params.width;
-        const T* spread = typed<T>(params.spread) + parent * params.fan_out + first;
+        leaf_of_key_ = params.leaf_of_key + row_ * keys_.n_keys;
+        key_spread_ = typed<T>(params.key_spread) + row_ * keys_.n_keys;
+        value_weight_ = typed<T>(params.value_weight) + row_ * keys_.n_keys;
+        centroids_ = typed<T>(keys_.centroids) + (parent * keys_.fan_out + first) * keys_.width;
+        const T* spread = typed<T>(params.spread) + parent * keys_.fan_out + first;
         const T* rows[QUERY_BLOCK];
         for (int64_t i = 0; i < n; ++i) {
-            rows[i] = centroids_ + i * params.width;
+            rows[i] = centroids_ + i * keys_.width;
             spread_[i] = 3 * T(LOG2_E) * spread[i];
         }
         for (int64_t i = n; i < columns_; ++i) spread_[i] = 0;
         scratch_.prefetch.clear();
-        packed_ = scratch_.queries.get(params.width * QUERY_BLOCK);
-        pack_columns(rows, n, params.width, T(LOG2_E), packed_);
+        packed_ = scratch_.queries.get(keys_.width * QUERY_BLOCK);
+        pack_columns(rows, n, keys_.width, T(LOG2_E), packed_);
         scores_ = scratch_.scores.get(KEY_BLOCK * QUERY_BLOCK);
-        key_rows_ = scratch_.pointers[0].get(KEY_BLOCK), value_rows_ = scratch_.pointers[1].get(KEY_BLOCK);
-        zeros_ = scratch_.zeros.get(params.width);
-        std::memset(zeros_, 0, params.width * sizeof(T));
     }
 
     void run() {
@@ -77,44 +71,12 @@ class LevelBlock {
         bool operator()(T a, T b) const { return a > b; }
     };
 
-    int64_t clusters_per_row() const { return params_.n_parents * params_.fan_out / (params_.batch * params_.heads); }
-    int32_t* kept(int64_t i) const {
-        return params_.kept + row_ * params_.kept_row_stride + (first_cluster_ + i) * params_.n_near;
-    }
-
-    // Candidates j · n_candidates / KEY_BLOCK, a sample.
-    void look_up_sample() {
-        for (int64_t j = 0; j < KEY_BLOCK; ++j) look_up(j, j * params_.n_candidates / KEY_BLOCK);
-    }
-    // Candidates start … start + n − 1.
-    void look_up_block(int64_t start, int64_t n) {
-        for (int64_t j = 0; j < n; ++j) look_up(j, start + j);
-    }
-    // Finds place, key and value of a candidate. A masked one is all zeros, whatever it holds.
-    void look_up(int64_t j, int64_t candidate) {
-        const int32_t place = candidates_ == nullptr ? static_cast<int32_t>(candidate) : candidates_[candidate];
-        const int64_t key = order_[place];
-        const bool hidden = key_mask_ != nullptr && !key_mask_[key];
-        places_[j] = hidden ? -1 : place;
-        key_rows_[j] = hidden ? zeros_ : k_ + key * params_.k.row_stride;
-        value_rows_[j] = hidden ? nullptr : v_ + key * params_.v.row_stride;
-    }
-    // Queues keys, and values if wanted, of candidates start … start + n − 1.
-    void prefetch(int64_t start, int64_t n, bool values) {
-        constexpr int64_t SIZE = sizeof(T), CACHE = 1 << 18;
-        const int64_t key_bytes = params_.width * SIZE, value_bytes = params_.value_width * SIZE;
-        scratch_.prefetch.clear();
-        n = std::min(n, params_.n_candidates - start);
-        if (n <= 0 || params_.n_keys * (key_bytes + value_bytes) <= CACHE) return;
-        int32_t keys[KEY_BLOCK];
-        for (int64_t j = 0; j < n; ++j) keys[j] = order_[candidates_ == nullptr ? start + j : candidates_[start + j]];
-        scratch_.prefetch.add(k_, params_.k.row_stride * SIZE, key_bytes, keys, n);
-        if (values) scratch_.prefetch.add(v_, params_.v.row_stride * SIZE, value_bytes, keys, n);
-    }
+    int64_t clusters_per_row() const { return keys_.n_parents * keys_.fan_out / (keys_.batch * keys_.heads); }
+    int32_t* kept(int64_t i) const { return part<int32_t>(params_.kept, row_, (first_cluster_ + i) * params_.n_near); }
 
     // Scores of the n candidates that were looked up, in base 2. Those of masked ones are 0.
     void score(int64_t n) {
-        product<T>(Scattered<T>{key_rows_}, n, 1, Strided<T>{packed_, QUERY_BLOCK}, columns_, params_.width,
+        product<T>(Scattered<T>{candidates_.keys()}, n, 1, Strided<T>{packed_, QUERY_BLOCK}, columns_, keys_.width,
                    Store<T>{scores_, QUERY_BLOCK}, scratch_.prefetch);
     }
 
@@ -122,7 +84,7 @@ class LevelBlock {
     // masked keys last.
     void rank(int64_t j) {
         T* scores = scores_ + j * QUERY_BLOCK;
-        const int32_t place = places_[j];
+        const int32_t place = candidates_.place(j);
         if (place < 0) {
             for (int64_t i = 0; i < columns_; i += W) store(scores + i, fill(-INF));
             return;
@@ -137,11 +99,11 @@ class LevelBlock {
 
     // A bound for each cluster that slightly more than n_near candidates are expected to reach, from a sample.
     void find_bounds(T* bounds) {
-        const double expected = static_cast<double>(params_.n_near) * KEY_BLOCK / params_.n_candidates;
+        const double expected = static_cast<double>(params_.n_near) * KEY_BLOCK / keys_.n_candidates;
         const int64_t at = static_cast<int64_t>(expected + 3 * std::sqrt(expected) + 2);
         std::fill(bounds, bounds + QUERY_BLOCK, -INF);
-        if (params_.n_candidates < 4 * KEY_BLOCK || at >= KEY_BLOCK) return;
-        look_up_sample();
+        if (keys_.n_candidates < 4 * KEY_BLOCK || at >= KEY_BLOCK) return;
+        candidates_.look_up_sample();
         score(KEY_BLOCK);
         for (int64_t j = 0; j < KEY_BLOCK; ++j) rank(j);
         T sample[KEY_BLOCK];
@@ -157,11 +119,11 @@ class LevelBlock {
 
     // Candidates that reach the bounds, ascending.
     void collect(const T* bounds) {
-        const int64_t most = block_size(params_.n_candidates, KEY_BLOCK);
-        for (int64_t start = 0; start < params_.n_candidates; start += most) {
-            const int64_t size = std::min(most, params_.n_candidates - start);
-            look_up_block(start, size);
-            prefetch(start + size, most, false);
+        const int64_t most = block_size(keys_.n_candidates, KEY_BLOCK);
+        for (int64_t start = 0; start < keys_.n_candidates; start += most) {
+            const int64_t size = std::min(most, keys_.n_candidates - start);
+            candidates_.look_up(start, size);
+            candidates_.prefetch(start + size, most, false, scratch_.prefetch);
             score(size);
             for (int64_t j = 0; j < size; ++j) {
                 rank(j);
@@ -187,7 +149,7 @@ class LevelBlock {
     // Writes the ascending numbers of each cluster's best candidates.
     void select() {
         const int64_t n_near = params_.n_near;
-        if (n_near >= params_.n_candidates) {
+        if (n_near >= keys_.n_candidates) {
             for (int64_t i = 0; i < n_; ++i)
                 for (int64_t s = 0; s < n_near; ++s) kept(i)[s] = static_cast<int32_t>(s);
             return;
@@ -232,29 +194,29 @@ class LevelBlock {
 
     // Far keys: each run of candidates that are not kept becomes one key with a bias and a value.
     void fold() {
-        const int64_t n_far = params_.n_far, width = params_.width, value_width = params_.value_width;
+        const int64_t n_far = params_.n_far, width = keys_.width, value_width = keys_.value_width;
         alignas(64) T top[QUERY_BLOCK], sum[QUERY_BLOCK], keep[QUERY_BLOCK], share[QUERY_BLOCK], state[2 * QUERY_BLOCK];
         int32_t identity[QUERY_BLOCK];
         int64_t next[QUERY_BLOCK] = {};  // the first kept candidate that was not met yet
         T *far_keys[QUERY_BLOCK], *far_values[QUERY_BLOCK];
         for (int64_t i = 0; i < QUERY_BLOCK; ++i) identity[i] = static_cast<int32_t>(i);
         for (int64_t f = 0; f < n_far; ++f) {
-            const int64_t begin = f * params_.n_candidates / n_far, end = (f + 1) * params_.n_candidates / n_far;
+            const int64_t begin = f * keys_.n_candidates / n_far, end = (f + 1) * keys_.n_candidates / n_far;
             const int64_t most = block_size(end - begin, KEY_BLOCK);
             for (int64_t i = 0; i < n_; ++i) {
                 const int64_t at = (first_cluster_ + i) * n_far + f;
-                far_keys[i] = typed<T>(params_.far_keys) + row_ * params_.far_keys_row_stride + at * width;
-                far_values[i] = typed<T>(params_.far_values) + row_ * params_.far_values_row_stride + at * value_width;
+                far_keys[i] = part<T>(params_.far_keys, row_, at * width);
+                far_values[i] = part<T>(params_.far_values, row_, at * value_width);
                 state[2 * i] = -INF, state[2 * i + 1] = 0;
             }
             for (int64_t start = begin; start < end; start += most) {
                 const int64_t size = std::min(most, end - start);
-                look_up_block(start, size);
-                prefetch(start + size, most, true);
+                candidates_.look_up(start, size);
+                candidates_.prefetch(start + size, most, true, scratch_.prefetch);
                 score(size);
-                if (key_mask_ != nullptr)
+                if (candidates_.is_masked())
                     for (int64_t j = 0; j < size; ++j)
-                        if (places_[j] < 0) std::fill_n(scores_ + j * QUERY_BLOCK, QUERY_BLOCK, -INF);
+                        if (candidates_.place(j) < 0) std::fill_n(scores_ + j * QUERY_BLOCK, QUERY_BLOCK, -INF);
                 for (int64_t i = 0; i < n_; ++i) {
                     const int32_t* its = kept(i);
                     for (; next[i] < params_.n_near && its[next[i]] < start + size; ++next[i])
@@ -264,18 +226,17 @@ class LevelBlock {
                 merge_shares<T>(identity, n_, n_, top, sum, state, keep, share);
                 const T** whole = scratch_.pointers[2].get(KEY_BLOCK);
                 product<T>(Strided<T>{scores_, 1}, n_, QUERY_BLOCK,
-                           whole_vectors(key_rows_, size, width, whole, scratch_.key_rows), round_up(width, W), size,
-                           Merge<T>{far_keys, keep, share, width}, scratch_.prefetch);
+                           whole_vectors(candidates_.keys(), size, width, whole, scratch_.key_rows), round_up(width, W),
+                           size, Merge<T>{far_keys, keep, share, width}, scratch_.prefetch);
                 product<T>(Strided<T>{scores_, 1}, n_, QUERY_BLOCK,
-                           whole_vectors(value_rows_, size, value_width, whole, scratch_.values),
+                           whole_vectors(candidates_.values(), size, value_width, whole, scratch_.values),
                            round_up(value_width, W), size, Merge<T>{far_values, keep, share, value_width},
                            scratch_.prefetch);
             }
-            T* bias = typed<T>(params_.far_bias) + row_ * params_.far_bias_row_stride;
             for (int64_t i = 0; i < n_; ++i) {
                 if (state[2 * i + 1] == T(0))
                     std::fill_n(far_keys[i], width, T(0)), std::fill_n(far_values[i], value_width, T(0));
-                bias[(first_cluster_ + i) * n_far + f] =
+                *part<T>(params_.far_bias, row_, (first_cluster_ + i) * n_far + f) =
                     state[2 * i] * T(LN_2) + std::log(state[2 * i + 1]) -
                     dot(centroids_ + i * width, static_cast<const T*>(far_keys[i]), width);
             }
@@ -283,26 +244,23 @@ class LevelBlock {
     }
 
     const LevelParams& params_;
+    const CandidateKeys& keys_;
+    Candidates<T> candidates_;
     const int64_t n_, columns_, row_;
     const int64_t first_cluster_;  // of the row
     Scratch<T>& scratch_;
-    const T *k_, *v_;
-    const bool* key_mask_;
-    const int32_t *order_, *leaf_of_key_, *candidates_;
+    const int32_t* leaf_of_key_;
     const T *key_spread_, *value_weight_, *centroids_;
     alignas(64) T spread_[QUERY_BLOCK];
-    T *packed_, *scores_, *zeros_;
-    // Of the candidates that were looked up: places, -1 for masked ones; keys, and values.
-    int32_t places_[KEY_BLOCK];
-    const T **key_rows_, **value_rows_;
+    T *packed_, *scores_;
 };
 
 template <class T>
 void fold_level(const LevelParams& params) {
-    const int64_t blocks = (params.fan_out + QUERY_BLOCK - 1) / QUERY_BLOCK;
-    run(params.n_parents * blocks, params.execution.threads, [&](int64_t task) {
+    const int64_t blocks = (params.keys.fan_out + QUERY_BLOCK - 1) / QUERY_BLOCK;
+    run(params.keys.n_parents * blocks, params.execution.threads, [&](int64_t task) {
         const int64_t first = task % blocks * QUERY_BLOCK;
-        LevelBlock<T>(params, task / blocks, first, std::min<int64_t>(QUERY_BLOCK, params.fan_out - first)).run();
+        LevelBlock<T>(params, task / blocks, first, std::min<int64_t>(QUERY_BLOCK, params.keys.fan_out - first)).run();
     });
 }
 

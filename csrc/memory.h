@@ -34,6 +34,12 @@ inline const T* head_of(const Rows& rows, int64_t batch, int64_t head) {
     return typed<T>(rows.address) + batch * rows.batch_stride + head * rows.head_stride;
 }
 
+// An element of one row of a part of a tensor.
+template <class T>
+inline T* part(const Part& of, int64_t row, int64_t at) {
+    return typed<T>(of.address) + row * of.row_stride + at;
+}
+
 // A hint for memory that is written at random, before it is first written: almost every row is on another small page.
 inline void prefer_large_pages(void* data, int64_t bytes) {
 #ifdef MADV_HUGEPAGE

@@ -174,54 +174,119 @@ void sort_by_hash(nb::handle q, nb::handle k, nb::handle key_mask, nb::handle ve
     kernels(params.execution).sort_by_hash(params);
 }
 
+void build_tree(nb::handle q, nb::handle k, nb::handle key_mask, int64_t rank, nb::handle queries, nb::handle is_copy,
+                nb::handle keys, nb::handle leaf_of_key, int threads, const std::string& isa) {
+    const Tensor of_q(q, "q"), of_queries(queries, "queries");
+    smyrf::TreeParams params;
+    params.execution = execution(of_q, threads, isa);
+    read_sizes(params, of_q, Tensor(k, "k"));
+    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
+    params.rank = rank;
+    const int64_t n_rows = params.batch * params.heads;
+    params.n_leaves = of_queries.expect(Dtype::int32, {n_rows, ANY, ANY}).size(1);
+    check(params);
+    const int64_t leaf_size = (params.n_queries + params.n_leaves - 1) / params.n_leaves;
+    of_queries.expect(Dtype::int32, {n_rows, params.n_leaves, leaf_size});
+    params.queries = static_cast<int32_t*>(of_queries.contiguous());
+    const Tensor of_copies(is_copy, "is_copy"), of_keys(keys, "keys"), of_leaves(leaf_of_key, "leaf_of_key");
+    params.is_copy =
+        static_cast<bool*>(of_copies.expect(Dtype::boolean, {n_rows, params.n_leaves, leaf_size}).contiguous());
+    params.keys = static_cast<int32_t*>(of_keys.expect(Dtype::int32, {n_rows, params.n_keys}).contiguous());
+    params.leaf_of_key = static_cast<int32_t*>(of_leaves.expect(Dtype::int32, {n_rows, params.n_keys}).contiguous());
+    const nb::gil_scoped_release released;
+    kernels(params.execution).build_tree(params);
+}
+
+smyrf::CandidateKeys read_candidates(const Tensor& k, const Tensor& v, nb::handle key_mask, nb::handle order,
+                                     nb::handle candidates, nb::handle centroids) {
+    const Tensor of_order(order, "order"), of_centroids(centroids, "centroids");
+    const Dtype dtype = k.dtype();
+    smyrf::CandidateKeys keys;
+    k.expect(dtype, {ANY, ANY, ANY, ANY});
+    keys.batch = k.size(0), keys.kv_heads = k.size(1), keys.n_keys = k.size(2), keys.width = k.size(3);
+    v.expect(dtype, {keys.batch, keys.kv_heads, keys.n_keys, ANY});
+    keys.value_width = v.size(3);
+    keys.k = k.rows(), keys.v = v.rows();
+    keys.key_mask = read_mask(key_mask, keys.batch, keys.n_keys);
+    const int64_t n_rows = of_order.expect(Dtype::int32, {ANY, keys.n_keys}).size(0);
+    if (keys.batch == 0 || n_rows % keys.batch != 0)
+        throw nb::value_error(
+            ("order has " + std::to_string(n_rows) + " rows for a batch of " + std::to_string(keys.batch)).c_str());
+    keys.heads = n_rows / keys.batch;
+    keys.order = static_cast<int32_t*>(of_order.contiguous());
+    keys.centroids = of_centroids.expect(dtype, {ANY, ANY, keys.width}).contiguous();
+    keys.n_parents = of_centroids.size(0), keys.fan_out = of_centroids.size(1);
+    keys.n_candidates = keys.n_keys;
+    if (!candidates.is_none()) {
+        const Tensor places(candidates, "candidates");
+        keys.candidates = static_cast<int32_t*>(places.expect(Dtype::int32, {keys.n_parents, ANY}).contiguous());
+        keys.n_candidates = places.size(1);
+    }
+    return keys;
+}
+
+// A part of a tensor of all clusters: n numbers of each.
+smyrf::Part read_part(nb::handle x, const char* name, Dtype dtype, const smyrf::CandidateKeys& keys, int64_t n) {
+    const int64_t n_rows = keys.batch * keys.heads,
+                  n_clusters = n_rows == 0 ? 0 : keys.n_parents * keys.fan_out / n_rows;
+    smyrf::Part read;
+    read.address = Tensor(x, name).expect(dtype, {n_rows, n_clusters * n}).contiguous_rows(read.row_stride);
+    return read;
+}
+
 void fold_level(nb::handle k, nb::handle v, nb::handle key_mask, nb::handle order, nb::handle leaf_of_key,
                 nb::handle key_spread, nb::handle value_weight, nb::handle candidates, nb::handle centroids,
                 nb::handle spread, int64_t n_near, int64_t n_far, int64_t leaves_per_cluster, nb::handle kept,
                 nb::handle far_keys, nb::handle far_values, nb::handle far_bias, int threads, const std::string& isa) {
-    const Tensor of_k(k, "k"), of_v(v, "v"), of_order(order, "order"), of_centroids(centroids, "centroids");
+    const Tensor of_k(k, "k");
     const Dtype dtype = of_k.dtype();
     smyrf::LevelParams params;
     params.execution = execution(of_k, threads, isa);
-    of_k.expect(dtype, {ANY, ANY, ANY, ANY});
-    params.batch = of_k.size(0), params.kv_heads = of_k.size(1), params.n_keys = of_k.size(2);
-    params.width = of_k.size(3), params.k = of_k.rows();
-    of_v.expect(dtype, {params.batch, params.kv_heads, params.n_keys, ANY});
-    params.value_width = of_v.size(3), params.v = of_v.rows();
-    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
-    const int64_t n_rows = of_order.expect(Dtype::int32, {ANY, params.n_keys}).size(0);
-    if (params.batch == 0 || n_rows % params.batch != 0)
-        throw nb::value_error(
-            ("order has " + std::to_string(n_rows) + " rows for a batch of " + std::to_string(params.batch)).c_str());
-    params.heads = n_rows / params.batch;
+    params.keys = read_candidates(of_k, Tensor(v, "v"), key_mask, order, candidates, centroids);
+    const smyrf::CandidateKeys& keys = params.keys;
     const auto by_place = [&](nb::handle x, const char* name, Dtype of) {
-        return Tensor(x, name).expect(of, {n_rows, params.n_keys}).contiguous();
+        return Tensor(x, name).expect(of, {keys.batch * keys.heads, keys.n_keys}).contiguous();
     };
-    params.order = static_cast<int32_t*>(of_order.contiguous());
     params.leaf_of_key = static_cast<int32_t*>(by_place(leaf_of_key, "leaf_of_key", Dtype::int32));
     params.key_spread = by_place(key_spread, "key_spread", dtype);
     params.value_weight = by_place(value_weight, "value_weight", dtype);
-    params.centroids = of_centroids.expect(dtype, {ANY, ANY, params.width}).contiguous();
-    params.n_parents = of_centroids.size(0), params.fan_out = of_centroids.size(1);
-    params.spread = Tensor(spread, "spread").expect(dtype, {params.n_parents, params.fan_out}).contiguous();
-    params.n_candidates = params.n_keys;
-    if (!candidates.is_none()) {
-        const Tensor places(candidates, "candidates");
-        params.candidates = static_cast<int32_t*>(places.expect(Dtype::int32, {params.n_parents, ANY}).contiguous());
-        params.n_candidates = places.size(1);
-    }
+    params.spread = Tensor(spread, "spread").expect(dtype, {keys.n_parents, keys.fan_out}).contiguous();
     params.n_near = n_near, params.n_far = n_far, params.leaves_per_cluster = leaves_per_cluster;
     check(params);
-    const int64_t n_clusters = n_rows == 0 ? 0 : params.n_parents * params.fan_out / n_rows;
-    const auto output = [&](nb::handle x, const char* name, Dtype of, int64_t n, int64_t& row_stride) {
-        return Tensor(x, name).expect(of, {n_rows, n_clusters * n}).contiguous_rows(row_stride);
-    };
-    params.kept = static_cast<int32_t*>(output(kept, "kept", Dtype::int32, n_near, params.kept_row_stride));
-    params.far_keys = output(far_keys, "far_keys", dtype, n_far * params.width, params.far_keys_row_stride);
-    params.far_values =
-        output(far_values, "far_values", dtype, n_far * params.value_width, params.far_values_row_stride);
-    params.far_bias = output(far_bias, "far_bias", dtype, n_far, params.far_bias_row_stride);
+    params.kept = read_part(kept, "kept", Dtype::int32, keys, n_near);
+    params.far_keys = read_part(far_keys, "far_keys", dtype, keys, n_far * keys.width);
+    params.far_values = read_part(far_values, "far_values", dtype, keys, n_far * keys.value_width);
+    params.far_bias = read_part(far_bias, "far_bias", dtype, keys, n_far);
     const nb::gil_scoped_release released;
     kernels(params.execution).fold_level(params);
+}
+
+void fold_level_backward(nb::handle k, nb::handle v, nb::handle key_mask, nb::handle order, nb::handle candidates,
+                         nb::handle centroids, int64_t n_near, int64_t n_far, nb::handle kept, nb::handle far_keys,
+                         nb::handle far_values, nb::handle far_bias, nb::handle d_far_keys, nb::handle d_far_values,
+                         nb::handle d_far_bias, nb::handle dk, nb::handle dv, int threads, const std::string& isa) {
+    const Tensor of_k(k, "k");
+    const Dtype dtype = of_k.dtype();
+    smyrf::LevelGradients params;
+    params.execution = execution(of_k, threads, isa);
+    params.keys = read_candidates(of_k, Tensor(v, "v"), key_mask, order, candidates, centroids);
+    const smyrf::CandidateKeys& keys = params.keys;
+    params.n_near = n_near, params.n_far = n_far;
+    check(params);
+    params.kept = read_part(kept, "kept", Dtype::int32, keys, n_near);
+    const int64_t width = n_far * keys.width, value_width = n_far * keys.value_width;
+    params.far_keys = read_part(far_keys, "far_keys", dtype, keys, width);
+    params.far_values = read_part(far_values, "far_values", dtype, keys, value_width);
+    params.far_bias = read_part(far_bias, "far_bias", dtype, keys, n_far);
+    params.d_far_keys = read_part(d_far_keys, "d_far_keys", dtype, keys, width);
+    params.d_far_values = read_part(d_far_values, "d_far_values", dtype, keys, value_width);
+    params.d_far_bias = read_part(d_far_bias, "d_far_bias", dtype, keys, n_far);
+    const auto gradient = [&](nb::handle x, const char* name, int64_t n) {
+        return Tensor(x, name).expect(dtype, {keys.batch, keys.kv_heads, keys.n_keys, n}).contiguous();
+    };
+    params.dk = gradient(dk, "dk", keys.width), params.dv = gradient(dv, "dv", keys.value_width);
+    const nb::gil_scoped_release released;
+    kernels(params.execution).fold_level_backward(params);
 }
 
 }  // namespace
@@ -247,9 +312,14 @@ NB_MODULE(_native, m) {
           "seed"_a, "out"_a, "lse"_a, "grad"_a, "dq"_a, "dk"_a, "dv"_a, "threads"_a, "isa"_a);
     m.def("sort_by_hash", &sort_by_hash, nb::kw_only(), "q"_a, "k"_a, "key_mask"_a.none(), "vectors"_a, "scale"_a,
           "q_order"_a, "k_order"_a, "threads"_a, "isa"_a);
+    m.def("build_tree", &build_tree, nb::kw_only(), "q"_a, "k"_a, "key_mask"_a.none(), "rank"_a, "queries"_a,
+          "is_copy"_a, "keys"_a, "leaf_of_key"_a, "threads"_a, "isa"_a);
     m.def("fold_level", &fold_level, nb::kw_only(), "k"_a, "v"_a, "key_mask"_a.none(), "order"_a, "leaf_of_key"_a,
           "key_spread"_a, "value_weight"_a, "candidates"_a.none(), "centroids"_a, "spread"_a, "n_near"_a, "n_far"_a,
           "leaves_per_cluster"_a, "kept"_a, "far_keys"_a, "far_values"_a, "far_bias"_a, "threads"_a, "isa"_a);
+    m.def("fold_level_backward", &fold_level_backward, nb::kw_only(), "k"_a, "v"_a, "key_mask"_a.none(), "order"_a,
+          "candidates"_a.none(), "centroids"_a, "n_near"_a, "n_far"_a, "kept"_a, "far_keys"_a, "far_values"_a,
+          "far_bias"_a, "d_far_keys"_a, "d_far_values"_a, "d_far_bias"_a, "dk"_a, "dv"_a, "threads"_a, "isa"_a);
     m.def("instruction_sets", [] {
         std::vector<std::string> names;
         for (const smyrf::Kernels* one : smyrf::available()) names.push_back(one->name);

@@ -78,26 +78,60 @@ struct HashParams {
     int32_t *q_order = nullptr, *k_order = nullptr;  // (B, H, N), (B, H, M), written
 };
 
-// One level of Tangent attention. A clusters of the level above (rows, at the first level) have n candidates each and f
-// clusters of this level below them; L = A · f / B is the number of clusters of a row. A place is a position in the
-// order of the tree.
-struct LevelParams {
+// The joint tree of queries and keys, with L leaves of C = ⌈N / L⌉ queries each.
+struct TreeParams {
     Execution execution;
+    int64_t batch = 0, heads = 0, kv_heads = 0, n_queries = 0, n_keys = 0, width = 0;
+    Rows q, k;
+    const bool* key_mask = nullptr;  // (batch, M) or null
+    int64_t n_leaves = 1, rank = 1;  // L, a power of two; directions in which the tree sees queries and keys
+    int32_t* queries = nullptr;      // (B, L · C), written: the queries of each leaf; copies fill up the last places
+    bool* is_copy = nullptr;         // (B, L · C), written
+    int32_t *keys = nullptr, *leaf_of_key = nullptr;  // (B, M), written: the order of the keys, and their leaves
+};
+
+// The keys that a level of Tangent attention looks at. A clusters of the level above (rows, at the first level) have n
+// candidates each and f clusters of this level below them; L = A · f / B is the number of clusters of a row. A place is
+// a position in the order of the tree.
+struct CandidateKeys {
     int64_t batch = 0, heads = 0, kv_heads = 0, n_keys = 0, width = 0, value_width = 0;
     Rows k, v;
-    const bool* key_mask = nullptr;                             // (batch, M) or null
-    const int32_t* order = nullptr;                             // (B, M), the key at each place
+    const bool* key_mask = nullptr;       // (batch, M) or null
+    const int32_t* order = nullptr;       // (B, M), the key at each place
+    int64_t n_parents = 0, fan_out = 0;   // A, f
+    int64_t n_candidates = 0;             // n
+    const int32_t* candidates = nullptr;  // (A, n), places; null: all keys, n = M
+    const void* centroids = nullptr;      // (A, f, D)
+};
+
+// A part of a tensor (B, …): the rest of each row is contiguous.
+struct Part {
+    void* address = nullptr;
+    int64_t row_stride = 0;
+};
+
+// Near and far keys of a level: S near keys, F far keys of each cluster.
+struct LevelParams {
+    Execution execution;
+    CandidateKeys keys;
+    int64_t n_near = 0, n_far = 0;                              // S, F
     const int32_t* leaf_of_key = nullptr;                       // (B, M), by place
     const void *key_spread = nullptr, *value_weight = nullptr;  // (B, M), by place
-    int64_t n_parents = 0, fan_out = 0;                         // A, f
-    int64_t n_candidates = 0, n_near = 0, n_far = 0;            // n, S, F
-    const int32_t* candidates = nullptr;                        // (A, n), places; null: all keys, n = M
     int64_t leaves_per_cluster = 0;                             // if a cluster's own keys come first, else 0
-    const void *centroids = nullptr, *spread = nullptr;         // (A, f, D), (A, f)
-    int32_t* kept = nullptr;                                    // (B, L, S), written: ascending, among the candidates
-    void *far_keys = nullptr, *far_values = nullptr;            // (B, L·F, D), (B, L·F, E), written
-    void* far_bias = nullptr;                                   // (B, L·F), written
-    int64_t kept_row_stride = 0, far_keys_row_stride = 0, far_values_row_stride = 0, far_bias_row_stride = 0;
+    const void* spread = nullptr;                               // (A, f)
+    Part kept;                                                  // (B, L, S) int32, written: ascending candidates
+    Part far_keys, far_values, far_bias;                        // (B, L·F, D), (B, L·F, E), (B, L·F), written
+};
+
+// Gradients of the keys and values that a level has folded.
+struct LevelGradients {
+    Execution execution;
+    CandidateKeys keys;
+    int64_t n_near = 0, n_far = 0;              // S, F
+    Part kept;                                  // (B, L, S) int32
+    Part far_keys, far_values, far_bias;        // the results of `fold_level`
+    Part d_far_keys, d_far_values, d_far_bias;  // their gradients
+    void *dk = nullptr, *dv = nullptr;          // (batch · kv_heads, M, D), (…, M, E): added to
 };
 
 }  // namespace smyrf

@@ -59,6 +59,28 @@ class GroupList:
         far: FarKeys | None = None,
     ) -> None: ...
 
+def fold_level_backward(
+    *,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    order: Tensor,
+    candidates: Tensor | None,
+    centroids: Tensor,
+    n_near: int,
+    n_far: int,
+    kept: Tensor,
+    far_keys: Tensor,
+    far_values: Tensor,
+    far_bias: Tensor,
+    d_far_keys: Tensor,
+    d_far_values: Tensor,
+    d_far_bias: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    threads: int,
+    isa: str,
+) -> None: ...
 def instruction_sets() -> list[str]:
     """Instruction sets that this machine can run, the best last."""
 
@@ -124,6 +146,27 @@ def sort_by_hash(
         vectors: (H, D + 2), one hash vector per round.
         scale: of the queries.
         q_order, k_order: (batch, heads, H, N) and (batch, heads, H, M), written.
+    """
+
+def build_tree(
+    *,
+    q: Tensor,
+    k: Tensor,
+    key_mask: Tensor | None,
+    rank: int,
+    queries: Tensor,
+    is_copy: Tensor,
+    keys: Tensor,
+    leaf_of_key: Tensor,
+    threads: int,
+    isa: str,
+) -> None:
+    """Build the joint tree of queries and keys in `rank` directions.
+
+    Args:
+        key_mask: (batch, M); masked keys go where valid ones go.
+        queries, is_copy: (B, L, C) int32 and bool, written: the queries of each leaf, and which of them are copies.
+        keys, leaf_of_key: (B, M), written: the keys in the order of the tree, and their leaves.
     """
 
 def fold_level(

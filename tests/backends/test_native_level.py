@@ -11,7 +11,7 @@ from smyrf.methods import Level
 
 if extension.MISSING:  # where the package was installed without a compiler
     pytest.skip(extension.MISSING, allow_module_level=True)
-from smyrf.backends.native.level import fold_level
+from smyrf.backends.native.level import fold_level, fold_level_backward
 
 isa = pytest.mark.parametrize("isa", extension.instruction_sets())
 
@@ -153,6 +153,90 @@ def check(p, dtype):
 def test_near_and_far_keys_are_those_of_the_definition(monkeypatch, isa, dtype, masked, sizes):
     monkeypatch.setattr(extension, "ISA", isa)
     check(problem(masked=masked, **sizes), dtype)
+
+
+def run_backward(p, dtype, grads, results):
+    """dk and dv of a level whose results are given."""
+    floats = {name: getattr(p, name).to(dtype) for name in ("k", "v", "centroids")}
+    p = replace(p, **floats)
+    kept, *far = results
+    dk, dv = torch.zeros_like(p.k), torch.zeros_like(p.v)
+    options = (p.k, p.v, p.key_mask, p.order, p.candidates, p.centroids, p.level, kept, tuple(far), tuple(grads))
+    fold_level_backward(*options, dk, dv)
+    return dk, dv
+
+
+def gradients_by_definition(p, results, grads):
+    """dk and dv in float64, by autograd through the definition, with the near keys of the results."""
+    p = replace(p, k=p.k.double().requires_grad_(), v=p.v.double().requires_grad_())
+    total = torch.zeros((), dtype=torch.float64)
+    for row, cluster, k, v, scores, _, masked, centroid in each_cluster(p):
+        folded = ~masked
+        folded[results[0][row, cluster].long()] = False
+        for f in range(p.level.n_far):
+            part = slice(*(i * len(k) // p.level.n_far for i in (f, f + 1)))
+            which = folded[part]
+            if not which.any():
+                continue
+            weights = scores[part][which].softmax(0)
+            key, value = weights @ k[part][which], weights @ v[part][which]
+            bias = scores[part][which].logsumexp(0) - key @ centroid
+            for found, grad in zip((key, value, bias), grads, strict=True):
+                total = total + (found * grad[row, cluster, f].double()).sum()
+    return torch.autograd.grad(total, (p.k, p.v))
+
+
+@isa
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"width": 32, "value_width": 64, "n": 1031, "kv_heads": 2, "n_clusters": 4},
+        {"n": 900, "width": 3, "value_width": 1, "n_clusters": 2, "n_near": 90, "heads": 1, "kv_heads": 1},
+        {"above": 2, "n": 700, "n_clusters": 8, "n_near": 40, "n_far": 5, "batch": 1},
+        {"n_clusters": 128, "n": 300, "n_near": 7, "n_far": 1, "batch": 1},
+        {"n_near": 20, "n": 40, "n_far": 61},
+    ],
+)
+def test_gradients_are_those_of_the_definition(monkeypatch, isa, dtype, masked, sizes):
+    monkeypatch.setattr(extension, "ISA", isa)
+    p = problem(masked=masked, **sizes)
+    results = run(p, dtype)
+    grads = [torch.randn_like(x) for x in results[1:]]
+    tolerance = {"rtol": 1e-9, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+    for ours, theirs in zip(
+        run_backward(p, dtype, grads, results), gradients_by_definition(p, results, grads), strict=True
+    ):
+        torch.testing.assert_close(ours.double(), theirs, **tolerance)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_masked_keys_have_no_effect_on_gradients_and_get_none(bad):
+    p = problem(masked=True, above=2)
+    hidden = ~p.key_mask[:, None, :, None]
+    results = run(p)
+    grads = [torch.randn_like(x) for x in results[1:]]
+    dirty = replace(p, k=p.k.masked_fill(hidden, bad), v=p.v.masked_fill(hidden, bad))
+    found = run_backward(dirty, torch.float32, grads, results)
+    for ours, clean in zip(found, run_backward(p, torch.float32, grads, results), strict=True):
+        assert torch.equal(ours, clean)
+        assert (ours.masked_select(hidden) == 0).all()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"kv_heads": 2}, {"above": 2}])
+def test_gradients_do_not_depend_on_the_number_of_threads(sizes):
+    before, found, p = torch.get_num_threads(), [], problem(n=900, **sizes)
+    results = run(p)
+    grads = [torch.randn_like(x) for x in results[1:]]
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(run_backward(p, torch.float32, grads, results))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
 def test_own_keys_come_first_only_if_asked():

@@ -125,8 +125,8 @@ OPERATORS = {
     },
     "native": {
         "sort_by_hash": {"sort_by_hash_native"},
-        "build_tree": {"build_tree"},
-        "select_and_fold": {"select_and_fold_native", "select_and_fold_backward"},
+        "build_tree": {"build_tree_native"},
+        "select_and_fold": {"select_and_fold_native", "select_and_fold_native_backward"},
         "attend": {"attend_native", "attend_native_backward"},
     },
 }

@@ -28,10 +28,10 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def results(seed, method, n=300, heads=2, backend="native", **options):
+def results(seed, method, n=300, heads=2, backend="native", width=16, **options):
     """Output and gradients of a problem that the seed decides."""
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(1, heads, n, 16, generator=generator).requires_grad_() for _ in range(3))
+    q, k, v = (torch.randn(1, heads, n, width, generator=generator).requires_grad_() for _ in range(3))
     out = smyrf.attention(q, k, v, method=method, generator=seed, backend=backend, **options)
     return [out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))]
 
@@ -54,13 +54,14 @@ def test_results_do_not_depend_on_the_number_of_threads(method, options, heads):
     assert all(same(others, found[0]) for others in found[1:])
 
 
-def test_a_long_row_alone_does_not_depend_on_the_number_of_threads():
-    """PyTorch sums a single long product in another order with other threads."""
+@pytest.mark.parametrize("sizes", [{"n": 3000}, {"n": 513, "width": 33}])
+def test_a_row_alone_does_not_depend_on_the_number_of_threads(sizes):
+    """PyTorch sums a single product, if it is long or of an odd width, in another order with other threads."""
     before, found = torch.get_num_threads(), []
     try:
-        for threads in (1, 2, 5):
+        for threads in (1, 2, 3, 4):
             torch.set_num_threads(threads)
-            found.append(results(0, smyrf.Tangent(0.1), n=3000, heads=1))
+            found.append(results(0, smyrf.Tangent(0.1), heads=1, **sizes))
     finally:
         torch.set_num_threads(before)
     assert all(same(found[0], one) for one in found[1:])

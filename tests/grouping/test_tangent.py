@@ -187,12 +187,11 @@ def test_pieces_give_the_same_as_the_whole(backend, n_levels, is_masked, monkeyp
     monkeypatch.setattr(gather, "CHUNK_ELEMENTS", 500)
     pieces, of_pieces = both()
     assert_close(pieces, whole)
-    assert of_pieces[1] >= 8 * n_levels == 8 * of_whole[1]  # backward: each of eight rows by itself
-    if backend == "torch":
-        assert of_pieces[0] >= 8 * n_levels
-        assert of_whole[0] == n_levels
+    if backend == "torch":  # each of eight rows by itself, forward and backward
+        assert min(of_pieces) >= 8 * n_levels
+        assert of_whole == (n_levels, n_levels)
     else:
-        assert of_pieces[0] == 0  # the extension's level needs no blocks
+        assert of_pieces == (0, 0)  # the extension's level needs no blocks
 
 
 @backends

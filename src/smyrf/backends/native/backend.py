@@ -2,7 +2,6 @@
 
 from smyrf.backends.native import extension
 from smyrf.backends.native.extension import MISSING
-from smyrf.backends.torch.backend import TORCH
 from smyrf.grouping.stages import Backend
 
 __all__ = ["MISSING", "NATIVE"]
@@ -14,18 +13,15 @@ if not MISSING:
     from smyrf.backends.native.hashing import sort_by_hash
     from smyrf.backends.native.prepare import prepare
     from smyrf.backends.native.selection import select_and_fold
+    from smyrf.backends.native.tree import build_tree
 
     NATIVE = Backend(
         name="native",
         runs_on=f"CPU; C++ for {extension.instruction_sets()[-1]}",
         prepare=prepare,
         sort_by_hash=sort_by_hash,
-        build_tree=TORCH.build_tree,
+        build_tree=build_tree,
         select_and_fold=select_and_fold,
         attend=attend,
-        borrowed={
-            "build_tree": "torch",
-            "the backward of select_and_fold": "torch",
-            "sort_by_hash of ablations": "torch",
-        },
+        borrowed={"statistics of select_and_fold": "torch", "sort_by_hash of ablations": "torch"},
     )

@@ -1,4 +1,4 @@
-"""A level of Tangent attention in the extension: fused, without a matrix of scores.
+"""A level of Tangent attention in the extension, forward and backward: fused, without a matrix of scores.
 
 Shapes: B rows (batch × heads), M keys, D width, E value width; of a level: L clusters per row, A clusters of the level
         above in all rows (A = B at the first level), f = B · L / A, n candidates, S near and F far keys.
@@ -85,6 +85,53 @@ def fold_level(
         far_keys=_out(far_keys_out, n_rows, n_far * width, k.dtype, "far_keys_out"),
         far_values=_out(far_values_out, n_rows, n_far * v.shape[-1], k.dtype, "far_values_out"),
         far_bias=_out(bias_out, n_rows, n_far, k.dtype, "bias_out"),
+        **running(),
+    )
+
+
+def fold_level_backward(
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    order: Tensor,
+    candidates: Tensor | None,
+    centroids: Tensor,
+    level: Level,
+    kept: Tensor,
+    far: tuple[Tensor, Tensor, Tensor],
+    grads: tuple[Tensor, Tensor, Tensor],
+    dk: Tensor,
+    dv: Tensor,
+) -> None:
+    """Add the gradients of the keys and values that a level has folded to dk and dv.
+
+    Args:
+        k, v, key_mask, order, candidates, centroids, level: as for `fold_level`.
+        kept: what it has written.
+        far: far keys, their values and biases, as it has written them.
+        grads: gradients of these, of the same shapes.
+        dk: ``(batch, kv_heads, M, D)``, contiguous, in the dtype of the far keys; dv: ``(batch, kv_heads, M, E)``.
+    """
+    k, v = ready(k), ready(v)
+    n_rows = len(order)
+    native.fold_level_backward(
+        k=k,
+        v=v,
+        key_mask=None if key_mask is None else key_mask.contiguous(),
+        order=narrow(order, torch.int32, "order").contiguous(),
+        candidates=None if candidates is None else narrow(candidates, torch.int32, "candidates").contiguous(),
+        centroids=centroids.contiguous(),
+        n_near=level.n_near,
+        n_far=level.n_far,
+        kept=kept.reshape(n_rows, -1),
+        far_keys=far[0].reshape(n_rows, -1),
+        far_values=far[1].reshape(n_rows, -1),
+        far_bias=far[2].reshape(n_rows, -1),
+        d_far_keys=grads[0].reshape(n_rows, -1),
+        d_far_values=grads[1].reshape(n_rows, -1),
+        d_far_bias=grads[2].reshape(n_rows, -1),
+        dk=dk,
+        dv=dv,
         **running(),
     )
 

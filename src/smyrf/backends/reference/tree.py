@@ -13,7 +13,7 @@ from smyrf.call import Call
 from smyrf.grouping.stages import Tree
 
 # Vectors from which a covariance and the main direction of a node are estimated, as in every backend.
-MAX_SAMPLES, NODE_SAMPLES, POWER_STEPS = 1024, 256, 6
+MAX_SAMPLES, NODE_SAMPLES, POWER_STEPS, SUBSPACE_STEPS = 512, 256, 6, 4
 
 
 def build_tree(call: Call, n_leaves: int, rank: int) -> Tree:
@@ -30,7 +30,7 @@ def build_tree(call: Call, n_leaves: int, rank: int) -> Tree:
 
 def _tree(q: Tensor, k: Tensor, mask: Tensor, is_masked: bool, n_leaves: int, rank: int) -> tuple[Tensor, ...]:
     """The tree of one row."""
-    w = directions(q, k[mask] if is_masked else k, rank, sample_keys=not is_masked)
+    w = directions(q, k[mask], rank)
     x, y = q @ w, k @ w  # (N, r), (M, r)
     if is_masked and bool(
         mask.any()
@@ -53,21 +53,29 @@ def _tree(q: Tensor, k: Tensor, mask: Tensor, is_masked: bool, n_leaves: int, ra
     )
 
 
-def directions(q: Tensor, k: Tensor, rank: int, sample_keys: bool) -> Tensor:
-    """W = h U ``(D, r)``: h a square root of the keys' covariance Σ_k, U the top eigenvectors of hᵀ Σ_q h."""
-    sigma_q, sigma_k = _covariance(_sample(q)), _covariance(_sample(k) if sample_keys else k)
-    floor = sigma_k.trace().mul(1e-5).clamp(min=1e-12)  # a root needs full rank, which few different keys do not give
-    root = torch.linalg.cholesky(sigma_k + floor * torch.eye(len(sigma_k), dtype=sigma_k.dtype, device=k.device))
-    _, vectors = torch.linalg.eigh(root.T @ sigma_q @ root)  # ascending
-    return (root @ vectors[:, -rank:]).to(k.dtype)
-
-
-def _sample(x: Tensor) -> Tensor:
-    return x[:: max(1, len(x) // MAX_SAMPLES)]
+def directions(q: Tensor, k: Tensor, rank: int) -> Tensor:
+    """W ``(D, r)``: the leading eigenvectors of Σ_k Σ_q with Wᵀ Σ_k⁻¹ W = I, by subspace iteration W ← Σ_k Σ_q W."""
+    sigma_q, sigma_k = _covariance(q), _covariance(k)
+    # Few different keys do not give full rank.
+    sigma_k = sigma_k + sigma_k.trace().mul(1e-5).clamp(min=1e-12) * torch.eye(len(sigma_k)).to(sigma_k)
+    rank = min(rank, len(sigma_q))
+    first = (-sigma_q.diagonal() * sigma_k.diagonal()).argsort(stable=True)[:rank]
+    w = torch.eye(len(sigma_q), dtype=sigma_q.dtype, device=q.device)[:, first]  # (D, r)
+    tiny = torch.finfo(w.dtype).tiny
+    for _ in range(SUBSPACE_STEPS):
+        z = sigma_q @ w
+        z = z / z.norm(dim=0).clamp(min=tiny)
+        w = sigma_k @ z
+        gram = z.T @ w  # WᵀΣ_k⁻¹W
+        floor = gram.trace() / rank * 1e-9 + tiny
+        root = torch.linalg.cholesky(gram + floor * torch.eye(rank, dtype=w.dtype, device=q.device))
+        w = torch.linalg.solve_triangular(root, w.T, upper=False).T
+    return w.to(k.dtype)
 
 
 def _covariance(x: Tensor) -> Tensor:
-    """Of the vectors, in units in which the largest coordinate is one: (D, D)."""
+    """Of a sample of the vectors, in units in which the largest coordinate is one: (D, D)."""
+    x = x[:: max(1, len(x) // MAX_SAMPLES)]
     if len(x) == 0:
         return x.new_zeros(x.shape[1], x.shape[1], dtype=torch.float64)
     x = (x / x.abs().max().clamp(min=torch.finfo(x.dtype).tiny)).double()

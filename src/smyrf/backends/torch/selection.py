@@ -2,7 +2,7 @@
 
 Forward and backward are custom operators. Backward scores each level's candidates again.
 
-The native backend uses the same descent with another function for a level, and the same backward.
+The native backend uses the same descent with another function for a level.
 
 Shapes: B rows (batch × heads), R rows done together, N queries, M keys, D width, E value width, T far keys of a row; of
         a level: L clusters of C queries, A clusters of the level above in all rows, f clusters below each of these,
@@ -211,7 +211,7 @@ def descend(
     """Go through the levels of some rows and write the results of `_select_and_fold`."""
     *far_results, near_keys, all_centroids, all_kept = results
     (n_rows, n_keys), n_leaves, places = side.order.shape, levels[-1].n_clusters, None
-    for level, centroids_out, kept_out, *far_out in _by_level(levels, all_centroids, all_kept, *far_results):
+    for level, centroids_out, kept_out, *far_out in by_level(levels, all_centroids, all_kept, *far_results):
         n_above = n_rows if places is None else len(places)  # A
         clusters = (n_above, n_rows * level.n_clusters // n_above)  # A, f
         centroids = _average(leaves.mean, level)  # (R, L, D)
@@ -285,10 +285,8 @@ def _moments(q: Tensor, queries: Tensor, scale: float, scratch: Workspace) -> tu
     return mean.mul_(scale), square.mul_(scale**2)
 
 
-def _by_level(
-    levels: Sequence[Level], centroids: Tensor, kept: Tensor, *far_parts: Tensor
-) -> Iterator[tuple[Any, ...]]:
-    """Each level with its part of the results: centroids (R, L, D), kept (R, L, S), far keys (R, L, F, …)."""
+def by_level(levels: Sequence[Level], centroids: Tensor, kept: Tensor, *far_parts: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Each level with its part of results or gradients: centroids (R, L, D), kept (R, L, S), far keys (R, L, F, …)."""
     node = place = first = 0
     for level in levels:
         n_clusters, n_kept, n_far = level.n_clusters, level.n_clusters * level.n_near, level.n_clusters * level.n_far
@@ -349,7 +347,7 @@ def _select_and_fold_backward(
 def _gradients(candidates: Candidates, levels: list[Level], parts: list[Tensor], scratch: Workspace) -> Tensor:
     """Gradients of R rows' keys and values, in the order of the tree, ``(R·M, D + E)``."""
     total = torch.zeros_like(candidates.vectors)
-    for level, centroids, kept, far_keys, far_values, bias, dkeys, dvalues, dbias in _by_level(levels, *parts):
+    for level, centroids, kept, far_keys, far_values, bias, dkeys, dvalues, dbias in by_level(levels, *parts):
         n_above = candidates.shape[0]
         clusters = (n_above, candidates.n_rows * level.n_clusters // n_above)  # A, f
         found, grad = torch.cat([far_keys, far_values], dim=-1), torch.cat([dkeys, dvalues], dim=-1)
@@ -382,15 +380,15 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.mark_non_differentiable(near_keys, centroids, kept)
 
 
-def _differentiate(ctx: Any, dkeys: Tensor, dvalues: Tensor, dbias: Tensor, *_: Any) -> Any:
-    dk, dv = _select_and_fold_backward(dkeys, dvalues, dbias, *ctx.saved_tensors, ctx.sizes, ctx.heads)
-    return None, dk, dv, None, None, None, None, None, None
+def register_gradient(operator: Any, backward: Any) -> None:
+    """Give an operator with the signature of `_select_and_fold` its gradient, one with that of its `_backward`."""
+
+    def differentiate(ctx: Any, dkeys: Tensor, dvalues: Tensor, dbias: Tensor, *_: Any) -> Any:
+        dk, dv = backward(dkeys, dvalues, dbias, *ctx.saved_tensors, ctx.sizes, ctx.heads)
+        return None, dk, dv, None, None, None, None, None, None
+
+    operator.register_autograd(differentiate, setup_context=_setup_context)
+    refuse_second_gradient(backward)
 
 
-def register_gradient(operator: Any) -> None:
-    """Give an operator with the signature of `_select_and_fold` its gradient."""
-    operator.register_autograd(_differentiate, setup_context=_setup_context)
-
-
-register_gradient(_select_and_fold)
-refuse_second_gradient(_select_and_fold_backward)
+register_gradient(_select_and_fold, _select_and_fold_backward)

@@ -20,9 +20,10 @@ from smyrf.call import Call
 from smyrf.grouping.stages import Tree
 
 # Vectors from which a covariance is estimated, and the main direction of a node.
-MAX_SAMPLES = 1024
+MAX_SAMPLES = 512
 NODE_SAMPLES = 256
 POWER_STEPS = 6
+SUBSPACE_STEPS = 4
 GRAM_PARTS = 8
 
 
@@ -36,7 +37,7 @@ def _build_tree(
     q: Tensor, k: Tensor, key_mask: Tensor | None, n_leaves: int, rank: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     heads = q.shape[1]
-    results = _empty(q, k, n_leaves)
+    results = empty_tree(q, k, n_leaves)
     with torch.autocast(q.device.type, enabled=False):
         for rows in row_slices(q.shape[0] * heads, max(q.shape[2], k.shape[2])):
             mask = take_mask(key_mask, rows, heads)
@@ -51,10 +52,10 @@ def _build_tree(
 
 @_build_tree.register_fake
 def _(q: Tensor, k: Tensor, key_mask: Any, n_leaves: int, rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty(q, k, n_leaves)
+    return empty_tree(q, k, n_leaves)
 
 
-def _empty(q: Tensor, k: Tensor, n_leaves: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def empty_tree(q: Tensor, k: Tensor, n_leaves: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Room for the results of `_build_tree`."""
     n_rows, n_keys = q.shape[0] * q.shape[1], k.shape[2]
     leaves = (n_rows, n_leaves, -(-q.shape[2] // n_leaves))
@@ -122,37 +123,49 @@ def _spread_out(length: int, n_places: int, device: torch.device) -> tuple[Tenso
 def basis(q: Tensor, k: Tensor, mask: Tensor | None, rank: int) -> Tensor:
     """Directions W ``(R, D, r)`` in which q and k differ most as far as q·k is concerned.
 
-    With Σ_q and Σ_k the centred covariances and h any square root of Σ_k (h hᵀ = Σ_k): W = h U, where U holds the
-    top r eigenvectors of hᵀ Σ_q h. Distances in qW and kW are then those that change inner products.
+    With Σ_q and Σ_k the covariances, W spans the leading eigenvectors of Σ_k Σ_q, scaled so that Wᵀ Σ_k⁻¹ W = I.
+    Distances in qW and kW are then those that change inner products. A few steps of subspace iteration, W ← Σ_k Σ_q W,
+    start from the coordinates with the largest variances.
 
     Args:
         q: ``(R, N, D)``, finite.
         k: ``(R, M, D)``, finite.
         mask: ``(R, M)`` bool, True = may be attended to, or None.
     """
-    sigma_q = _covariance(_sample(q), None).double()
-    sigma_k = _covariance(k if mask is not None else _sample(k), mask).double()
-    # A root needs full rank, which few different keys do not give: the floor is well above float32's rounding.
-    floor = sigma_k.diagonal(dim1=-2, dim2=-1).sum(-1).mul(1e-5).clamp(min=1e-12)  # (R,)
-    sigma_k.diagonal(dim1=-2, dim2=-1).add_(floor[:, None])
-    root = torch.linalg.cholesky(sigma_k)
-    _, vectors = torch.linalg.eigh(root.transpose(1, 2) @ sigma_q @ root)  # ascending
-    return (root @ vectors[..., -rank:]).to(k.dtype)
-
-
-def _sample(x: Tensor) -> Tensor:
-    return x[:, :: max(1, x.shape[1] // MAX_SAMPLES)]
+    sigma_q, sigma_k = _covariance(q, None).double(), _covariance(k, mask).double()
+    # Few different keys do not give full rank: the floor is well above float32's rounding.
+    diagonal = sigma_k.diagonal(dim1=1, dim2=2)
+    diagonal += diagonal.sum(-1, keepdim=True).mul(1e-5).clamp(min=1e-12)
+    rank = min(rank, q.shape[-1])
+    variances = (sigma_q.diagonal(dim1=1, dim2=2) * sigma_k.diagonal(dim1=1, dim2=2)).neg_()  # (R, D)
+    first = variances.argsort(dim=1, stable=True)[:, :rank]  # (R, r)
+    w = torch.zeros_like(sigma_q[..., :rank]).scatter_(1, first[:, None], 1.0)  # (R, D, r)
+    tiny = torch.finfo(w.dtype).tiny
+    for _ in range(SUBSPACE_STEPS):
+        z = sigma_q @ w
+        z = z / z.norm(dim=1, keepdim=True).clamp(min=tiny)
+        w = sigma_k @ z
+        gram = z.transpose(1, 2) @ w  # (R, r, r)
+        diagonal = gram.diagonal(dim1=1, dim2=2)
+        diagonal += diagonal.mean(-1, keepdim=True) * 1e-9 + tiny
+        w = torch.linalg.solve_triangular(torch.linalg.cholesky(gram), w.transpose(1, 2), upper=False).transpose(1, 2)
+    return w.to(k.dtype)
 
 
 def _covariance(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Of the valid vectors, in units in which the largest coordinate is one: (R, D, D)."""
-    x = x / x.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    """Of a sample of the valid vectors, in units in which the largest coordinate is one: (R, D, D)."""
     if mask is None:
+        x = x[:, :: max(1, x.shape[1] // MAX_SAMPLES)]
+        x = x / x.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
         x = x - x.mean(1, keepdim=True)
         return _gram(x) / x.shape[1]
-    weight = mask.to(x) / mask.sum(-1, keepdim=True).clamp(min=1)  # (R, M)
-    mean = (weight[..., None] * x).sum(1, keepdim=True)  # (R, 1, D)
-    return _gram((x - mean) * weight[..., None].sqrt())
+    step = (mask.sum(-1, keepdim=True) // MAX_SAMPLES).clamp(min=1)  # (R, 1)
+    weight = (mask & ((mask.cumsum(-1) - 1) % step == 0)).to(x)[..., None]  # (R, M, 1)
+    x = x * weight
+    x = x / x.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    count = weight.sum(1, keepdim=True).clamp(min=1.0)  # (R, 1, 1)
+    mean = x.sum(1, keepdim=True) / count  # (R, 1, D)
+    return _gram((x - mean) * weight) / count
 
 
 def _gram(x: Tensor) -> Tensor:
