@@ -50,7 +50,7 @@ $(VENV)/bin/python:
 	@echo "creating the environment $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.%: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*) | $(VENV)/bin/python
 	@echo "installing smyrf[$*] (a few minutes the first time)"
 	@$(PIP) torch
 	@$(PIP) --editable ".[$*]"
