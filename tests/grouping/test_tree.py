@@ -76,6 +76,16 @@ def test_few_different_keys_are_no_problem(backend, n_different, d):
     assert torch.equal(out[:, 1:], attention(q[:, 1:], k[:, 1:], v[:, 1:], method=Tangent(64), backend=backend))
 
 
+@backends
+@pytest.mark.parametrize("n_queries", [1, 2, 3, 5])
+def test_fewer_queries_than_directions_are_no_problem(backend, n_queries):
+    """The covariance of the queries has a low rank; rounding must not make a Gram matrix indefinite."""
+    for d in range(8, 17):
+        q, k = torch.randn(6, n_queries, d), 100 * torch.randn(6, 819, d)
+        _, _, keys, _ = tree_of(q, k, None, 2, 12, backend)
+        assert torch.equal(keys.sort(1).values, torch.arange(819).int().expand(6, -1))
+
+
 @fast
 @pytest.mark.parametrize("factor", [5e4, 1e10, 1e20])
 def test_one_huge_key_is_no_problem(backend, factor):

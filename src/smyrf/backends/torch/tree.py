@@ -172,7 +172,8 @@ def _gram(x: Tensor) -> Tensor:
     """xᵀx ``(R, D, D)``, in parts: how a single long product is summed depends on the number of threads."""
     x = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[1] % GRAM_PARTS))
     parts = x.reshape(len(x) * GRAM_PARTS, -1, x.shape[-1])
-    return torch.bmm(parts.transpose(1, 2), parts).view(len(x), GRAM_PARTS, *[x.shape[-1]] * 2).sum(1)
+    gram = torch.bmm(parts.transpose(1, 2), parts).view(len(x), GRAM_PARTS, *[x.shape[-1]] * 2).sum(1)
+    return (gram + gram.transpose(1, 2)) / 2  # products of odd widths are symmetric only to rounding
 
 
 def joint_tree(x: Tensor, y: Tensor, n_leaves: int) -> tuple[Tensor, Tensor]:
