@@ -19,15 +19,21 @@ def visible(n_queries: int, n_keys: int, key_mask: Tensor | None, is_causal: boo
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
     """Softmax of the scores over the visible keys times values, in the dtype of q; 0 where nothing is visible."""
-    repeat = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(repeat, dim=1), v.repeat_interleave(repeat, dim=1)
-    anything = seen.any(-2)[..., None]  # (batch or 1, 1, M, 1): hidden keys may hold anything
-    k, v = torch.where(anything, k, 0.0), torch.where(anything, v, 0.0)
+    v = v.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    v = torch.where(seen.any(-2)[..., None], v, 0.0)  # hidden values may hold anything
+    weights = softmax(q, k, seen, scale)
+    return weights @ v
+
+
+def softmax(q: Tensor, k: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """Weights of the visible keys ``(batch, heads, N, M)``; 0 where nothing is visible."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    k = torch.where(seen.any(-2)[..., None], k, 0.0)  # (batch or 1, 1, M, 1): hidden keys may hold anything
     scores = (scale * (q @ k.mT)).masked_fill(~seen, -torch.inf)  # (batch, heads, N, M)
     top = scores.amax(-1, keepdim=True).detach()
     weights = torch.exp(scores - torch.where(top.isfinite(), top, 0.0)).masked_fill(~seen, 0.0)
     mass = weights.sum(-1, keepdim=True)
-    return weights @ v / torch.where(mass > 0, mass, 1.0)
+    return weights / torch.where(mass > 0, mass, 1.0)
 
 
 def bounds(v: Tensor, seen: Tensor, heads: int, is_causal: bool) -> tuple[Tensor, Tensor]:

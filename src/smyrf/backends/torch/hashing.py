@@ -42,6 +42,8 @@ def _sort_by_hash(
     transform_name: str,
     hashing: str,
 ) -> tuple[Tensor, Tensor]:
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must have one width")
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(wide), k.to(wide)
     q_order, k_order = empty_orders(q, k, n_hashes)
