@@ -129,7 +129,9 @@ def _refusal(code: int, said: str) -> list[str]:
         return [f"ends by {signal.Signals(-code).name}"]
     if "Traceback" in said:
         return [f"a traceback: {said.strip().splitlines()[-1][:200]}"]
-    if said.count("error:") != 1:
+    *before, last = said.strip().splitlines() or [""]
+    captions = [line for line in before if "error: ‖" in line]  # what a table calls its error
+    if not last.startswith("error:") or "\n".join(before).count("error:") > len(captions):
         return [f"not one sentence: {said[-300:]!r}"]
     return []
 
