@@ -135,7 +135,7 @@ void attend_backward(const AttendParams& params, const AttendGradients& gradient
     const int threads = params.execution.threads;
     const int64_t n_queries = params.n_queries, width = params.width, value_width = params.value_width;
     const int64_t n_kv = params.batch * params.kv_heads, repeat = params.heads / params.kv_heads;
-    const int64_t n_lists = static_cast<int64_t>(params.lists.size());
+    const int64_t n_lists = params.lists.n;
     const T *out = typed<T>(gradients.out), *lse = typed<T>(gradients.lse);
     const int64_t dq_size = repeat * n_queries * width;
     const int64_t dk_size = params.n_keys * width, dv_size = params.n_keys * value_width;

@@ -77,7 +77,7 @@ void forward_group(const AttendRow<T>& row, int64_t list_number, int64_t group, 
 
 template <class T>
 void attend_forward(const AttendParams& params, const AttendOutput& output) {
-    const int64_t n_rows = params.batch * params.heads, n_lists = static_cast<int64_t>(params.lists.size());
+    const int64_t n_rows = params.batch * params.heads, n_lists = params.lists.n;
     if (n_rows * params.n_queries == 0) return;
     const int threads = params.execution.threads;
     const int64_t n_queries = params.n_queries, value_width = params.value_width;

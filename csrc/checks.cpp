@@ -68,26 +68,55 @@ void check_list(const GroupList& list, const AttendParams& params) {
     check_indices("far keys", far.index, 0, n_rows, list.n_groups * far.n_per_group, 0, far.n_rows);
 }
 
-void check_candidates(const CandidateKeys& keys, int64_t n_near, int64_t n_far) {
-    check_heads(keys);
-    check_length("n_keys", keys.n_keys);
-    check_at_least(1, "width", keys.width);
-    check_at_least(0, "value_width", keys.value_width);
-    check_at_least(0, "n_parents", keys.n_parents);
-    check_at_least(1, "fan_out", keys.fan_out);
-    check_at_least(1, "n_near", n_near);
-    check_at_least(n_near, "n_candidates", keys.n_candidates);
-    check_at_least(keys.n_candidates, "n_keys", keys.n_keys);
-    check_at_least(0, "n_far", n_far);
-    const int64_t n_rows = keys.batch * keys.heads;
-    if (n_rows == 0 ? keys.n_parents != 0 : keys.n_parents % n_rows != 0)
-        refuse("n_parents", keys.n_parents, "must be a multiple of batch · heads=" + std::to_string(n_rows));
-    if (keys.candidates == nullptr && keys.n_candidates != keys.n_keys)
-        refuse("n_candidates", keys.n_candidates, "without candidates must be n_keys=" + std::to_string(keys.n_keys));
-    check_indices("order", keys.order, keys.n_keys, n_rows, keys.n_keys, 0, keys.n_keys);
-    if (keys.candidates != nullptr)
-        check_indices("candidates", keys.candidates, keys.n_candidates, keys.n_parents, keys.n_candidates, 0,
-                      keys.n_keys);
+// Each level has more clusters than the one above, and looks at the keys that it has kept.
+template <class Params>
+void check_levels(const Params& params) {
+    check_heads(params);
+    check_length("n_keys", params.n_keys);
+    check_at_least(1, "width", params.width);
+    check_at_least(0, "value_width", params.value_width);
+    if (params.levels.empty()) throw std::invalid_argument("there are no levels");
+    int64_t n_above = 1, n_candidates = params.n_keys;
+    for (const LevelSizes& level : params.levels) {
+        check_at_least(1, "n_clusters", level.n_clusters);
+        check_length("n_clusters", level.n_clusters);
+        if (level.n_clusters % n_above != 0)
+            refuse("n_clusters", level.n_clusters, "must be a multiple of " + std::to_string(n_above) + " above");
+        check_at_least(1, "n_near", level.n_near);
+        if (level.n_near > n_candidates)
+            refuse("n_near", level.n_near, "must be at most " + std::to_string(n_candidates));
+        check_at_least(0, "n_far", level.n_far);
+        check_length("n_far", level.n_far);
+        n_above = level.n_clusters, n_candidates = level.n_near;
+    }
+}
+
+template <class Params>
+void check_order(const Params& params) {
+    const int64_t n_rows = params.batch * params.heads;
+    check_indices("order", params.order, params.n_keys, n_rows, params.n_keys, 0, params.n_keys);
+}
+
+// What each level has kept of its candidates.
+template <class Params>
+void check_kept(const Params& params, const int32_t* kept, int64_t row_stride) {
+    int64_t n_candidates = params.n_keys;
+    for (const LevelSizes& level : params.levels) {
+        const int64_t n = level.n_clusters * level.n_near;
+        check_indices("kept", kept, row_stride, params.batch * params.heads, n, 0, n_candidates);
+        kept += n, n_candidates = level.n_near;
+    }
+}
+
+void check_dropout(double dropout_p) {
+    if (!(dropout_p >= 0.0 && dropout_p <= 1.0)) throw std::invalid_argument("dropout_p must be in [0, 1]");
+}
+
+void check_tree(int64_t n_leaves, int64_t rank) {
+    check_at_least(1, "rank", rank);
+    check_at_least(1, "n_leaves", n_leaves);
+    if ((n_leaves & (n_leaves - 1)) != 0) refuse("n_leaves", n_leaves, "must be a power of two");
+    check_length("n_leaves", n_leaves);
 }
 
 }  // namespace
@@ -99,8 +128,7 @@ void check(const AttendParams& params) {
     check_length("n_keys", params.n_keys);
     check_at_least(1, "width", params.width);
     check_at_least(0, "value_width", params.value_width);
-    if (!(params.dropout_p >= 0.0 && params.dropout_p <= 1.0))
-        throw std::invalid_argument("dropout_p must be in [0, 1]");
+    check_dropout(params.dropout_p);
     if (params.lists.empty()) throw std::invalid_argument("there is no list of groups");
     for (const GroupList& list : params.lists) check_list(list, params);
 }
@@ -119,24 +147,50 @@ void check(const TreeParams& params) {
     check_heads(params);
     check_length("n_queries", params.n_queries);
     check_length("n_keys", params.n_keys);
-    check_at_least(1, "n_queries", params.n_queries);
-    check_at_least(1, "n_keys", params.n_keys);
     check_at_least(1, "width", params.width);
-    check_at_least(1, "rank", params.rank);
-    check_at_least(1, "n_leaves", params.n_leaves);
-    if ((params.n_leaves & (params.n_leaves - 1)) != 0) refuse("n_leaves", params.n_leaves, "must be a power of two");
-    check_length("n_leaves", params.n_leaves);
+    check_tree(params.n_leaves, params.rank);
 }
 
-void check(const LevelParams& params) {
+void check(const SelectParams& params) {
     check_execution(params.execution);
-    check_candidates(params.keys, params.n_near, params.n_far);
-    check_at_least(0, "leaves_per_cluster", params.leaves_per_cluster);
+    check_levels(params);
+    check_order(params);
+    check_length("n_queries", params.n_queries);
+    check_at_least(1, "leaf_size", params.leaf_size);
+    if (params.n_leaves != params.levels.back().n_clusters)
+        refuse("n_leaves", params.n_leaves,
+               "must be the number of clusters of the last level, " + std::to_string(params.levels.back().n_clusters));
+    const int64_t n_rows = params.batch * params.heads, n_slots = params.n_leaves * params.leaf_size;
+    check_indices("queries", params.queries, n_slots, n_rows, n_slots, 0, params.n_queries);
 }
 
-void check(const LevelGradients& params) {
+void check(const SelectGradients& params) {
     check_execution(params.execution);
-    check_candidates(params.keys, params.n_near, params.n_far);
+    check_levels(params);
+    check_order(params);
+    check_kept(params, static_cast<const int32_t*>(params.kept.address), params.kept.row_stride);
+}
+
+void check(const TangentParams& params) {
+    check_execution(params.execution);
+    check_levels(params);
+    check_length("n_queries", params.n_queries);
+    check_at_least(1, "n_queries", params.n_queries);
+    check_tree(params.levels.back().n_clusters, params.rank);
+    check_dropout(params.dropout_p);
+}
+
+void check_saved(const TangentParams& params) {
+    constexpr int64_t EMPTY = -1;
+    const int64_t n_rows = params.batch * params.heads, n_leaves = params.levels.back().n_clusters;
+    const int64_t n_slots = n_leaves * ((params.n_queries + n_leaves - 1) / n_leaves);
+    const int64_t n_near = n_leaves * params.levels.back().n_near;
+    int64_t n_kept = 0;
+    for (const LevelSizes& level : params.levels) n_kept += level.n_clusters * level.n_near;
+    check_indices("queries", params.queries, n_slots, n_rows, n_slots, EMPTY, params.n_queries);
+    check_indices("near", params.near, n_near, n_rows, n_near, EMPTY, params.n_keys);
+    check_order(params);
+    check_kept(params, params.kept, n_kept);
 }
 
 }  // namespace smyrf

@@ -9,7 +9,9 @@ namespace smyrf {
 void check(const AttendParams& params);
 void check(const HashParams& params);
 void check(const TreeParams& params);
-void check(const LevelParams& params);
-void check(const LevelGradients& params);
+void check(const SelectParams& params);
+void check(const SelectGradients& params);
+void check(const TangentParams& params);
+void check_saved(const TangentParams& params);  // what `tangent_forward` has written, before backward reads it
 
 }  // namespace smyrf

@@ -15,8 +15,10 @@ struct Kernels {
     void (*attend_backward)(const AttendParams&, const AttendGradients&);
     void (*sort_by_hash)(const HashParams&);
     void (*build_tree)(const TreeParams&);
-    void (*fold_level)(const LevelParams&);
-    void (*fold_level_backward)(const LevelGradients&);
+    void (*select_and_fold)(const SelectParams&);
+    void (*select_and_fold_backward)(const SelectGradients&);
+    void (*tangent_forward)(const TangentParams&, const AttendOutput&);
+    void (*tangent_backward)(const TangentParams&, const AttendGradients&);
 };
 
 // Kernels that this machine can run, the best last.

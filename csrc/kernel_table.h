@@ -4,11 +4,11 @@
 #include "attend_backward.h"
 #include "attend_forward.h"
 #include "dispatch.h"
-#include "fold_backward.h"
 #include "hash.h"
 #include "isa.h"
-#include "level.h"
 #include "params.h"
+#include "selection.h"
+#include "tangent.h"
 #include "tree.h"
 
 namespace smyrf {
@@ -27,11 +27,21 @@ inline void sort_by_hash(const HashParams& params) {
 inline void build_tree(const TreeParams& params) {
     params.execution.double_precision ? build_tree<double>(params) : build_tree<float>(params);
 }
-inline void fold_level(const LevelParams& params) {
-    params.execution.double_precision ? fold_level<double>(params) : fold_level<float>(params);
+inline void select_and_fold(const SelectParams& params) {
+    params.execution.double_precision ? select_and_fold<double>(params) : select_and_fold<float>(params);
 }
-inline void fold_level_backward(const LevelGradients& params) {
-    params.execution.double_precision ? fold_level_backward<double>(params) : fold_level_backward<float>(params);
+inline void select_and_fold_backward(const SelectGradients& params) {
+    params.execution.double_precision ? select_and_fold_backward<double>(params)
+                                      : select_and_fold_backward<float>(params);
+}
+
+inline void tangent_forward(const TangentParams& params, const AttendOutput& output) {
+    params.execution.double_precision ? tangent_forward<double>(params, output)
+                                      : tangent_forward<float>(params, output);
+}
+inline void tangent_backward(const TangentParams& params, const AttendGradients& gradients) {
+    params.execution.double_precision ? tangent_backward<double>(params, gradients)
+                                      : tangent_backward<float>(params, gradients);
 }
 
 }  // namespace SMYRF_ISA
@@ -42,8 +52,14 @@ inline void fold_level_backward(const LevelGradients& params) {
 #define SMYRF_TABLE(x) SMYRF_TABLE_(x)
 
 extern const Kernels SMYRF_TABLE(SMYRF_ISA);
-const Kernels SMYRF_TABLE(SMYRF_ISA) = {
-    SMYRF_TEXT(SMYRF_ISA), SMYRF_ISA::attend_forward, SMYRF_ISA::attend_backward,    SMYRF_ISA::sort_by_hash,
-    SMYRF_ISA::build_tree, SMYRF_ISA::fold_level,     SMYRF_ISA::fold_level_backward};
+const Kernels SMYRF_TABLE(SMYRF_ISA) = {SMYRF_TEXT(SMYRF_ISA),
+                                        SMYRF_ISA::attend_forward,
+                                        SMYRF_ISA::attend_backward,
+                                        SMYRF_ISA::sort_by_hash,
+                                        SMYRF_ISA::build_tree,
+                                        SMYRF_ISA::select_and_fold,
+                                        SMYRF_ISA::select_and_fold_backward,
+                                        SMYRF_ISA::tangent_forward,
+                                        SMYRF_ISA::tangent_backward};
 
 }  // namespace smyrf

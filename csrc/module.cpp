@@ -34,12 +34,10 @@ struct GroupList {
     nb::object multiplicity, far;
 };
 
-smyrf::Execution execution(const Tensor& x, int threads, const std::string& isa) {
+smyrf::Execution execution(const Tensor& x, int threads) {
     if (!x.is_floating_point()) x.expect(Dtype::float32, {});
-    return {x.dtype() == Dtype::float64, threads, isa};
+    return {x.dtype() == Dtype::float64, threads};
 }
-
-const smyrf::Kernels& kernels(const smyrf::Execution& execution) { return smyrf::find(execution.isa); }
 
 // The shapes of q, k and v, and all that follows from them.
 template <class Params>
@@ -102,16 +100,17 @@ smyrf::GroupList read_list(const GroupList& list, const smyrf::AttendParams& par
     return read;
 }
 
-// The parameters that both directions of `attend` share.
+// The parameters that both directions of `attend` share; `read` keeps the lists.
 smyrf::AttendParams read_attend(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<GroupList>& lists,
-                                double scale, double dropout_p, int64_t seed, int threads, const std::string& isa,
-                                bool backward) {
+                                double scale, double dropout_p, int64_t seed, int threads, bool backward,
+                                std::vector<smyrf::GroupList>& read) {
     smyrf::AttendParams params;
-    params.execution = execution(q, threads, isa);
+    params.execution = execution(q, threads);
     read_sizes(params, q, k);
     v.expect(q.dtype(), {params.batch, params.kv_heads, params.n_keys, ANY});
     params.value_width = v.size(3), params.v = v.rows();
-    for (const GroupList& list : lists) params.lists.push_back(read_list(list, params, q.dtype(), backward));
+    for (const GroupList& list : lists) read.push_back(read_list(list, params, q.dtype(), backward));
+    params.lists = {read.data(), static_cast<int64_t>(read.size())};
     params.scale = scale, params.dropout_p = dropout_p, params.seed = seed;
     return params;
 }
@@ -120,14 +119,15 @@ void attend_forward(nb::handle q, nb::handle k, nb::handle v, const std::vector<
                     double dropout_p, int64_t seed, nb::handle out, nb::handle lse, int threads,
                     const std::string& isa) {
     const Tensor of_q(q, "q"), of_out(out, "out"), of_lse(lse, "lse");
+    std::vector<smyrf::GroupList> read;
     const smyrf::AttendParams params =
-        read_attend(of_q, Tensor(k, "k"), Tensor(v, "v"), lists, scale, dropout_p, seed, threads, isa, false);
+        read_attend(of_q, Tensor(k, "k"), Tensor(v, "v"), lists, scale, dropout_p, seed, threads, false, read);
     of_out.expect(of_q.dtype(), {params.batch, params.heads, params.n_queries, params.value_width});
     of_lse.expect(of_q.dtype(), {params.batch, params.heads, params.n_queries});
     const smyrf::AttendOutput output{of_out.contiguous(), of_lse.contiguous()};
     const nb::gil_scoped_release released;
     check(params);
-    kernels(params.execution).attend_forward(params, output);
+    smyrf::find(isa).attend_forward(params, output);
 }
 
 void attend_backward(nb::handle q, nb::handle k, nb::handle v, const std::vector<GroupList>& lists, double scale,
@@ -135,8 +135,9 @@ void attend_backward(nb::handle q, nb::handle k, nb::handle v, const std::vector
                      nb::handle dk, nb::handle dv, int threads, const std::string& isa) {
     const Tensor of_q(q, "q"), of_grad(grad, "grad");
     const Dtype dtype = of_q.dtype();
+    std::vector<smyrf::GroupList> read;
     const smyrf::AttendParams params =
-        read_attend(of_q, Tensor(k, "k"), Tensor(v, "v"), lists, scale, dropout_p, seed, threads, isa, true);
+        read_attend(of_q, Tensor(k, "k"), Tensor(v, "v"), lists, scale, dropout_p, seed, threads, true, read);
     const auto shaped = [&](nb::handle x, const char* name, int64_t heads, int64_t length, int64_t width) {
         return Tensor(x, name).expect(dtype, {params.batch, heads, length, width}).contiguous();
     };
@@ -149,14 +150,14 @@ void attend_backward(nb::handle q, nb::handle k, nb::handle v, const std::vector
     gradients.dv = shaped(dv, "dv", params.kv_heads, params.n_keys, params.value_width);
     const nb::gil_scoped_release released;
     check(params);
-    kernels(params.execution).attend_backward(params, gradients);
+    smyrf::find(isa).attend_backward(params, gradients);
 }
 
 void sort_by_hash(nb::handle q, nb::handle k, nb::handle key_mask, nb::handle vectors, double scale, nb::handle q_order,
                   nb::handle k_order, int threads, const std::string& isa) {
     const Tensor of_q(q, "q"), of_vectors(vectors, "vectors");
     smyrf::HashParams params;
-    params.execution = execution(of_q, threads, isa);
+    params.execution = execution(of_q, threads);
     read_sizes(params, of_q, Tensor(k, "k"));
     params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
     params.vectors = of_vectors.expect(of_q.dtype(), {ANY, params.width + 2}).contiguous();
@@ -171,14 +172,14 @@ void sort_by_hash(nb::handle q, nb::handle k, nb::handle key_mask, nb::handle ve
     params.k_order = order(k_order, "k_order", params.n_keys);
     const nb::gil_scoped_release released;
     check(params);
-    kernels(params.execution).sort_by_hash(params);
+    smyrf::find(isa).sort_by_hash(params);
 }
 
 void build_tree(nb::handle q, nb::handle k, nb::handle key_mask, int64_t rank, nb::handle queries, nb::handle is_copy,
                 nb::handle keys, nb::handle leaf_of_key, int threads, const std::string& isa) {
     const Tensor of_q(q, "q"), of_queries(queries, "queries");
     smyrf::TreeParams params;
-    params.execution = execution(of_q, threads, isa);
+    params.execution = execution(of_q, threads);
     read_sizes(params, of_q, Tensor(k, "k"));
     params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
     params.rank = rank;
@@ -194,99 +195,210 @@ void build_tree(nb::handle q, nb::handle k, nb::handle key_mask, int64_t rank, n
     params.keys = static_cast<int32_t*>(of_keys.expect(Dtype::int32, {n_rows, params.n_keys}).contiguous());
     params.leaf_of_key = static_cast<int32_t*>(of_leaves.expect(Dtype::int32, {n_rows, params.n_keys}).contiguous());
     const nb::gil_scoped_release released;
-    kernels(params.execution).build_tree(params);
+    smyrf::find(isa).build_tree(params);
 }
 
-smyrf::CandidateKeys read_candidates(const Tensor& k, const Tensor& v, nb::handle key_mask, nb::handle order,
-                                     nb::handle candidates, nb::handle centroids) {
-    const Tensor of_order(order, "order"), of_centroids(centroids, "centroids");
-    const Dtype dtype = k.dtype();
-    smyrf::CandidateKeys keys;
-    k.expect(dtype, {ANY, ANY, ANY, ANY});
-    keys.batch = k.size(0), keys.kv_heads = k.size(1), keys.n_keys = k.size(2), keys.width = k.size(3);
-    v.expect(dtype, {keys.batch, keys.kv_heads, keys.n_keys, ANY});
-    keys.value_width = v.size(3);
-    keys.k = k.rows(), keys.v = v.rows();
-    keys.key_mask = read_mask(key_mask, keys.batch, keys.n_keys);
-    const int64_t n_rows = of_order.expect(Dtype::int32, {ANY, keys.n_keys}).size(0);
-    if (keys.batch == 0 || n_rows % keys.batch != 0)
-        throw nb::value_error(
-            ("order has " + std::to_string(n_rows) + " rows for a batch of " + std::to_string(keys.batch)).c_str());
-    keys.heads = n_rows / keys.batch;
-    keys.order = static_cast<int32_t*>(of_order.contiguous());
-    keys.centroids = of_centroids.expect(dtype, {ANY, ANY, keys.width}).contiguous();
-    keys.n_parents = of_centroids.size(0), keys.fan_out = of_centroids.size(1);
-    keys.n_candidates = keys.n_keys;
-    if (!candidates.is_none()) {
-        const Tensor places(candidates, "candidates");
-        keys.candidates = static_cast<int32_t*>(places.expect(Dtype::int32, {keys.n_parents, ANY}).contiguous());
-        keys.n_candidates = places.size(1);
+// Sizes of levels, as (clusters, near keys, far keys).
+std::vector<smyrf::LevelSizes> read_levels(const std::vector<std::vector<int64_t>>& levels) {
+    std::vector<smyrf::LevelSizes> read;
+    for (const std::vector<int64_t>& level : levels) {
+        if (level.size() != 3) throw nb::value_error("a level must have three sizes");
+        read.push_back({level[0], level[1], level[2]});
     }
-    return keys;
-}
-
-// A part of a tensor of all clusters: n numbers of each.
-smyrf::Part read_part(nb::handle x, const char* name, Dtype dtype, const smyrf::CandidateKeys& keys, int64_t n) {
-    const int64_t n_rows = keys.batch * keys.heads,
-                  n_clusters = n_rows == 0 ? 0 : keys.n_parents * keys.fan_out / n_rows;
-    smyrf::Part read;
-    read.address = Tensor(x, name).expect(dtype, {n_rows, n_clusters * n}).contiguous_rows(read.row_stride);
     return read;
 }
 
-void fold_level(nb::handle k, nb::handle v, nb::handle key_mask, nb::handle order, nb::handle leaf_of_key,
-                nb::handle key_spread, nb::handle value_weight, nb::handle candidates, nb::handle centroids,
-                nb::handle spread, int64_t n_near, int64_t n_far, int64_t leaves_per_cluster, nb::handle kept,
-                nb::handle far_keys, nb::handle far_values, nb::handle far_bias, int threads, const std::string& isa) {
-    const Tensor of_k(k, "k");
-    const Dtype dtype = of_k.dtype();
-    smyrf::LevelParams params;
-    params.execution = execution(of_k, threads, isa);
-    params.keys = read_candidates(of_k, Tensor(v, "v"), key_mask, order, candidates, centroids);
-    const smyrf::CandidateKeys& keys = params.keys;
-    const auto by_place = [&](nb::handle x, const char* name, Dtype of) {
-        return Tensor(x, name).expect(of, {keys.batch * keys.heads, keys.n_keys}).contiguous();
-    };
-    params.leaf_of_key = static_cast<int32_t*>(by_place(leaf_of_key, "leaf_of_key", Dtype::int32));
-    params.key_spread = by_place(key_spread, "key_spread", dtype);
-    params.value_weight = by_place(value_weight, "value_weight", dtype);
-    params.spread = Tensor(spread, "spread").expect(dtype, {keys.n_parents, keys.fan_out}).contiguous();
-    params.n_near = n_near, params.n_far = n_far, params.leaves_per_cluster = leaves_per_cluster;
-    check(params);
-    params.kept = read_part(kept, "kept", Dtype::int32, keys, n_near);
-    params.far_keys = read_part(far_keys, "far_keys", dtype, keys, n_far * keys.width);
-    params.far_values = read_part(far_values, "far_values", dtype, keys, n_far * keys.value_width);
-    params.far_bias = read_part(far_bias, "far_bias", dtype, keys, n_far);
-    const nb::gil_scoped_release released;
-    kernels(params.execution).fold_level(params);
+smyrf::Span<smyrf::LevelSizes> span(const std::vector<smyrf::LevelSizes>& levels) {
+    return {levels.data(), static_cast<int64_t>(levels.size())};
 }
 
-void fold_level_backward(nb::handle k, nb::handle v, nb::handle key_mask, nb::handle order, nb::handle candidates,
-                         nb::handle centroids, int64_t n_near, int64_t n_far, nb::handle kept, nb::handle far_keys,
-                         nb::handle far_values, nb::handle far_bias, nb::handle d_far_keys, nb::handle d_far_values,
-                         nb::handle d_far_bias, nb::handle dk, nb::handle dv, int threads, const std::string& isa) {
-    const Tensor of_k(k, "k");
-    const Dtype dtype = of_k.dtype();
-    smyrf::LevelGradients params;
-    params.execution = execution(of_k, threads, isa);
-    params.keys = read_candidates(of_k, Tensor(v, "v"), key_mask, order, candidates, centroids);
-    const smyrf::CandidateKeys& keys = params.keys;
-    params.n_near = n_near, params.n_far = n_far;
-    check(params);
-    params.kept = read_part(kept, "kept", Dtype::int32, keys, n_near);
-    const int64_t width = n_far * keys.width, value_width = n_far * keys.value_width;
-    params.far_keys = read_part(far_keys, "far_keys", dtype, keys, width);
-    params.far_values = read_part(far_values, "far_values", dtype, keys, value_width);
-    params.far_bias = read_part(far_bias, "far_bias", dtype, keys, n_far);
-    params.d_far_keys = read_part(d_far_keys, "d_far_keys", dtype, keys, width);
-    params.d_far_values = read_part(d_far_values, "d_far_values", dtype, keys, value_width);
-    params.d_far_bias = read_part(d_far_bias, "d_far_bias", dtype, keys, n_far);
-    const auto gradient = [&](nb::handle x, const char* name, int64_t n) {
-        return Tensor(x, name).expect(dtype, {keys.batch, keys.kv_heads, keys.n_keys, n}).contiguous();
+// Numbers of a row in tensors of all levels.
+struct LevelTotals {
+    int64_t n_clusters = 0, n_near = 0, n_far = 0;
+
+    explicit LevelTotals(const smyrf::Span<smyrf::LevelSizes>& levels) {
+        for (const smyrf::LevelSizes& level : levels) {
+            n_clusters += level.n_clusters;
+            n_near += level.n_clusters * level.n_near, n_far += level.n_clusters * level.n_far;
+        }
+    }
+};
+
+smyrf::Part read_part(nb::handle x, const char* name, Dtype dtype, std::initializer_list<int64_t> shape) {
+    smyrf::Part read;
+    read.address = Tensor(x, name).expect(dtype, shape).contiguous_rows(read.row_stride);
+    return read;
+}
+
+void select_and_fold(nb::handle q, nb::handle k, nb::handle v, nb::handle key_mask, nb::handle queries,
+                     nb::handle order, nb::handle leaf_of_key, double scale,
+                     const std::vector<std::vector<int64_t>>& levels, nb::handle near, nb::handle far_keys,
+                     nb::handle far_values, nb::handle far_bias, nb::handle centroids, nb::handle kept, int threads,
+                     const std::string& isa) {
+    const Tensor of_q(q, "q"), of_v(v, "v"), of_queries(queries, "queries");
+    const Dtype dtype = of_q.dtype();
+    const std::vector<smyrf::LevelSizes> sizes = read_levels(levels);
+    smyrf::SelectParams params;
+    params.execution = execution(of_q, threads);
+    read_sizes(params, of_q, Tensor(k, "k"));
+    of_v.expect(dtype, {params.batch, params.kv_heads, params.n_keys, ANY});
+    params.value_width = of_v.size(3), params.v = of_v.rows();
+    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
+    params.scale = scale;
+    const int64_t n_rows = params.batch * params.heads;
+    const auto indices = [&](const Tensor& x, std::initializer_list<int64_t> shape) {
+        return static_cast<int32_t*>(x.expect(Dtype::int32, shape).contiguous());
     };
-    params.dk = gradient(dk, "dk", keys.width), params.dv = gradient(dv, "dv", keys.value_width);
+    params.queries = indices(of_queries, {n_rows, ANY, ANY});
+    params.n_leaves = of_queries.size(1), params.leaf_size = of_queries.size(2);
+    params.order = indices(Tensor(order, "order"), {n_rows, params.n_keys});
+    params.leaf_of_key = indices(Tensor(leaf_of_key, "leaf_of_key"), {n_rows, params.n_keys});
+    params.levels = span(sizes);
+    check(params);
+    const LevelTotals totals(params.levels);
+    params.near = indices(Tensor(near, "near"), {n_rows, params.n_leaves, params.levels.back().n_near});
+    params.far_keys = read_part(far_keys, "far_keys", dtype, {n_rows, totals.n_far, params.width});
+    params.far_values = read_part(far_values, "far_values", dtype, {n_rows, totals.n_far, params.value_width});
+    params.far_bias = read_part(far_bias, "far_bias", dtype, {n_rows, totals.n_far});
+    params.centroids = read_part(centroids, "centroids", dtype, {n_rows, totals.n_clusters, params.width});
+    params.kept = read_part(kept, "kept", Dtype::int32, {n_rows, totals.n_near});
     const nb::gil_scoped_release released;
-    kernels(params.execution).fold_level_backward(params);
+    smyrf::find(isa).select_and_fold(params);
+}
+
+void select_and_fold_backward(nb::handle k, nb::handle v, nb::handle key_mask, nb::handle order,
+                              const std::vector<std::vector<int64_t>>& levels, nb::handle far_keys,
+                              nb::handle far_values, nb::handle far_bias, nb::handle centroids, nb::handle kept,
+                              nb::handle d_far_keys, nb::handle d_far_values, nb::handle d_far_bias, nb::handle dk,
+                              nb::handle dv, int threads, const std::string& isa) {
+    const Tensor of_k(k, "k"), of_v(v, "v"), of_order(order, "order");
+    const Dtype dtype = of_k.dtype();
+    const std::vector<smyrf::LevelSizes> sizes = read_levels(levels);
+    smyrf::SelectGradients params;
+    params.execution = execution(of_k, threads);
+    of_k.expect(dtype, {ANY, ANY, ANY, ANY});
+    params.batch = of_k.size(0), params.kv_heads = of_k.size(1), params.n_keys = of_k.size(2);
+    params.width = of_k.size(3);
+    of_v.expect(dtype, {params.batch, params.kv_heads, params.n_keys, ANY});
+    params.value_width = of_v.size(3);
+    params.k = of_k.rows(), params.v = of_v.rows();
+    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
+    const int64_t n_rows = of_order.expect(Dtype::int32, {ANY, params.n_keys}).size(0);
+    if (params.batch == 0 ? n_rows != 0 : n_rows % params.batch != 0)
+        throw nb::value_error(
+            ("order has " + std::to_string(n_rows) + " rows for a batch of " + std::to_string(params.batch)).c_str());
+    params.heads = params.batch == 0 ? params.kv_heads : n_rows / params.batch;
+    params.order = static_cast<int32_t*>(of_order.contiguous());
+    params.levels = span(sizes);
+    const LevelTotals totals(params.levels);
+    const auto keys = [&](nb::handle x, const char* name) {
+        return read_part(x, name, dtype, {n_rows, totals.n_far, params.width});
+    };
+    const auto values = [&](nb::handle x, const char* name) {
+        return read_part(x, name, dtype, {n_rows, totals.n_far, params.value_width});
+    };
+    const auto biases = [&](nb::handle x, const char* name) {
+        return read_part(x, name, dtype, {n_rows, totals.n_far});
+    };
+    params.far_keys = keys(far_keys, "far_keys"), params.d_far_keys = keys(d_far_keys, "d_far_keys");
+    params.far_values = values(far_values, "far_values");
+    params.d_far_values = values(d_far_values, "d_far_values");
+    params.far_bias = biases(far_bias, "far_bias"), params.d_far_bias = biases(d_far_bias, "d_far_bias");
+    params.centroids = read_part(centroids, "centroids", dtype, {n_rows, totals.n_clusters, params.width});
+    params.kept = read_part(kept, "kept", Dtype::int32, {n_rows, totals.n_near});
+    const auto gradient = [&](nb::handle x, const char* name, int64_t n) {
+        return Tensor(x, name).expect(dtype, {params.batch, params.kv_heads, params.n_keys, n}).contiguous();
+    };
+    params.dk = gradient(dk, "dk", params.width), params.dv = gradient(dv, "dv", params.value_width);
+    check(params);
+    const nb::gil_scoped_release released;
+    smyrf::find(isa).select_and_fold_backward(params);
+}
+
+// A call of Tangent attention, with the tensors that forward writes and backward reads.
+smyrf::TangentParams read_tangent(const Tensor& q, const Tensor& k, const Tensor& v, nb::handle key_mask, double scale,
+                                  double dropout_p, int64_t seed, int64_t rank,
+                                  const std::vector<smyrf::LevelSizes>& sizes, nb::handle queries, nb::handle order,
+                                  nb::handle near, nb::handle far_keys, nb::handle far_values, nb::handle far_bias,
+                                  nb::handle centroids, nb::handle kept, int threads) {
+    const Dtype dtype = q.dtype();
+    smyrf::TangentParams params;
+    params.execution = execution(q, threads);
+    read_sizes(params, q, k);
+    v.expect(dtype, {params.batch, params.kv_heads, params.n_keys, ANY});
+    params.value_width = v.size(3), params.v = v.rows();
+    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
+    params.scale = scale, params.dropout_p = dropout_p, params.seed = seed, params.rank = rank;
+    params.levels = span(sizes);
+    check(params);
+    const LevelTotals totals(params.levels);
+    const smyrf::LevelSizes& last = params.levels.back();
+    const int64_t n_rows = params.batch * params.heads;
+    const int64_t leaf_size = (params.n_queries + last.n_clusters - 1) / last.n_clusters;
+    const auto table = [&](nb::handle x, const char* name, Dtype of, std::initializer_list<int64_t> shape) {
+        return Tensor(x, name).expect(of, shape).contiguous();
+    };
+    const auto indices = [&](nb::handle x, const char* name, std::initializer_list<int64_t> shape) {
+        return static_cast<int32_t*>(table(x, name, Dtype::int32, shape));
+    };
+    params.queries = indices(queries, "queries", {n_rows, last.n_clusters, leaf_size});
+    params.order = indices(order, "order", {n_rows, params.n_keys});
+    params.near = indices(near, "near", {n_rows, last.n_clusters, last.n_near});
+    params.far_keys = table(far_keys, "far_keys", dtype, {n_rows, totals.n_far, params.width});
+    params.far_values = table(far_values, "far_values", dtype, {n_rows, totals.n_far, params.value_width});
+    params.far_bias = table(far_bias, "far_bias", dtype, {n_rows, totals.n_far});
+    params.centroids = table(centroids, "centroids", dtype, {n_rows, totals.n_clusters, params.width});
+    params.kept = indices(kept, "kept", {n_rows, totals.n_near});
+    return params;
+}
+
+smyrf::AttendOutput read_output(nb::handle out, nb::handle lse, Dtype dtype, const smyrf::TangentParams& params) {
+    const Tensor of_out(out, "out"), of_lse(lse, "lse");
+    of_out.expect(dtype, {params.batch, params.heads, params.n_queries, params.value_width});
+    of_lse.expect(dtype, {params.batch, params.heads, params.n_queries});
+    return {of_out.contiguous(), of_lse.contiguous()};
+}
+
+void tangent_forward(nb::handle q, nb::handle k, nb::handle v, nb::handle key_mask, double scale, double dropout_p,
+                     int64_t seed, int64_t rank, const std::vector<std::vector<int64_t>>& levels, nb::handle queries,
+                     nb::handle order, nb::handle near, nb::handle far_keys, nb::handle far_values, nb::handle far_bias,
+                     nb::handle centroids, nb::handle kept, nb::handle out, nb::handle lse, int threads,
+                     const std::string& isa) {
+    const Tensor of_q(q, "q");
+    const std::vector<smyrf::LevelSizes> sizes = read_levels(levels);
+    const smyrf::TangentParams params =
+        read_tangent(of_q, Tensor(k, "k"), Tensor(v, "v"), key_mask, scale, dropout_p, seed, rank, sizes, queries,
+                     order, near, far_keys, far_values, far_bias, centroids, kept, threads);
+    const smyrf::AttendOutput output = read_output(out, lse, of_q.dtype(), params);
+    const nb::gil_scoped_release released;
+    smyrf::find(isa).tangent_forward(params, output);
+}
+
+void tangent_backward(nb::handle q, nb::handle k, nb::handle v, nb::handle key_mask, double scale, double dropout_p,
+                      int64_t seed, int64_t rank, const std::vector<std::vector<int64_t>>& levels, nb::handle queries,
+                      nb::handle order, nb::handle near, nb::handle far_keys, nb::handle far_values,
+                      nb::handle far_bias, nb::handle centroids, nb::handle kept, nb::handle out, nb::handle lse,
+                      nb::handle grad, nb::handle dq, nb::handle dk, nb::handle dv, int threads,
+                      const std::string& isa) {
+    const Tensor of_q(q, "q"), of_grad(grad, "grad");
+    const Dtype dtype = of_q.dtype();
+    const std::vector<smyrf::LevelSizes> sizes = read_levels(levels);
+    const smyrf::TangentParams params =
+        read_tangent(of_q, Tensor(k, "k"), Tensor(v, "v"), key_mask, scale, dropout_p, seed, rank, sizes, queries,
+                     order, near, far_keys, far_values, far_bias, centroids, kept, threads);
+    const smyrf::AttendOutput output = read_output(out, lse, dtype, params);
+    const auto shaped = [&](nb::handle x, const char* name, int64_t heads, int64_t length, int64_t width) {
+        return Tensor(x, name).expect(dtype, {params.batch, heads, length, width}).contiguous();
+    };
+    smyrf::AttendGradients gradients;
+    gradients.grad = of_grad.expect(dtype, {params.batch, params.heads, params.n_queries, params.value_width}).rows();
+    gradients.out = output.out, gradients.lse = output.lse;
+    gradients.dq = shaped(dq, "dq", params.heads, params.n_queries, params.width);
+    gradients.dk = shaped(dk, "dk", params.kv_heads, params.n_keys, params.width);
+    gradients.dv = shaped(dv, "dv", params.kv_heads, params.n_keys, params.value_width);
+    const nb::gil_scoped_release released;
+    check_saved(params);
+    smyrf::find(isa).tangent_backward(params, gradients);
 }
 
 }  // namespace
@@ -314,12 +426,19 @@ NB_MODULE(_native, m) {
           "q_order"_a, "k_order"_a, "threads"_a, "isa"_a);
     m.def("build_tree", &build_tree, nb::kw_only(), "q"_a, "k"_a, "key_mask"_a.none(), "rank"_a, "queries"_a,
           "is_copy"_a, "keys"_a, "leaf_of_key"_a, "threads"_a, "isa"_a);
-    m.def("fold_level", &fold_level, nb::kw_only(), "k"_a, "v"_a, "key_mask"_a.none(), "order"_a, "leaf_of_key"_a,
-          "key_spread"_a, "value_weight"_a, "candidates"_a.none(), "centroids"_a, "spread"_a, "n_near"_a, "n_far"_a,
-          "leaves_per_cluster"_a, "kept"_a, "far_keys"_a, "far_values"_a, "far_bias"_a, "threads"_a, "isa"_a);
-    m.def("fold_level_backward", &fold_level_backward, nb::kw_only(), "k"_a, "v"_a, "key_mask"_a.none(), "order"_a,
-          "candidates"_a.none(), "centroids"_a, "n_near"_a, "n_far"_a, "kept"_a, "far_keys"_a, "far_values"_a,
-          "far_bias"_a, "d_far_keys"_a, "d_far_values"_a, "d_far_bias"_a, "dk"_a, "dv"_a, "threads"_a, "isa"_a);
+    m.def("select_and_fold", &select_and_fold, nb::kw_only(), "q"_a, "k"_a, "v"_a, "key_mask"_a.none(), "queries"_a,
+          "order"_a, "leaf_of_key"_a, "scale"_a, "levels"_a, "near"_a, "far_keys"_a, "far_values"_a, "far_bias"_a,
+          "centroids"_a, "kept"_a, "threads"_a, "isa"_a);
+    m.def("select_and_fold_backward", &select_and_fold_backward, nb::kw_only(), "k"_a, "v"_a, "key_mask"_a.none(),
+          "order"_a, "levels"_a, "far_keys"_a, "far_values"_a, "far_bias"_a, "centroids"_a, "kept"_a, "d_far_keys"_a,
+          "d_far_values"_a, "d_far_bias"_a, "dk"_a, "dv"_a, "threads"_a, "isa"_a);
+    m.def("tangent_forward", &tangent_forward, nb::kw_only(), "q"_a, "k"_a, "v"_a, "key_mask"_a.none(), "scale"_a,
+          "dropout_p"_a, "seed"_a, "rank"_a, "levels"_a, "queries"_a, "order"_a, "near"_a, "far_keys"_a, "far_values"_a,
+          "far_bias"_a, "centroids"_a, "kept"_a, "out"_a, "lse"_a, "threads"_a, "isa"_a);
+    m.def("tangent_backward", &tangent_backward, nb::kw_only(), "q"_a, "k"_a, "v"_a, "key_mask"_a.none(), "scale"_a,
+          "dropout_p"_a, "seed"_a, "rank"_a, "levels"_a, "queries"_a, "order"_a, "near"_a, "far_keys"_a, "far_values"_a,
+          "far_bias"_a, "centroids"_a, "kept"_a, "out"_a, "lse"_a, "grad"_a, "dq"_a, "dk"_a, "dv"_a, "threads"_a,
+          "isa"_a);
     m.def("instruction_sets", [] {
         std::vector<std::string> names;
         for (const smyrf::Kernels* one : smyrf::available()) names.push_back(one->name);

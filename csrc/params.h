@@ -9,8 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 namespace smyrf {
 
@@ -18,7 +16,20 @@ namespace smyrf {
 struct Execution {
     bool double_precision = false;
     int threads = 1;
-    std::string isa;  // an instruction set by name; empty: the best
+};
+
+// Elements that someone else owns. Nothing in these structs owns memory: a kernel that made one would instantiate its
+// destructor for an instruction set, see isa.h.
+template <class X>
+struct Span {
+    const X* first = nullptr;
+    int64_t n = 0;
+
+    const X* begin() const { return first; }
+    const X* end() const { return first + n; }
+    bool empty() const { return n == 0; }
+    const X& back() const { return first[n - 1]; }
+    const X& operator[](int64_t i) const { return first[i]; }
 };
 
 // A tensor (batch, heads, length, width) whose last axis is contiguous.
@@ -51,7 +62,7 @@ struct AttendParams {
     Execution execution;
     int64_t batch = 0, heads = 0, kv_heads = 0, n_queries = 0, n_keys = 0, width = 0, value_width = 0;
     Rows q, k, v;
-    std::vector<GroupList> lists;
+    Span<GroupList> lists;
     double scale = 1;
     double dropout_p = 0;
     int64_t seed = 0;
@@ -132,6 +143,62 @@ struct LevelGradients {
     Part far_keys, far_values, far_bias;        // the results of `fold_level`
     Part d_far_keys, d_far_values, d_far_bias;  // their gradients
     void *dk = nullptr, *dv = nullptr;          // (batch · kv_heads, M, D), (…, M, E): added to
+};
+
+// Sizes of a level: L clusters, S near keys and F far keys of each.
+struct LevelSizes {
+    int64_t n_clusters = 1, n_near = 1, n_far = 0;
+};
+
+// Near and far keys of all levels, from the tree. L leaves of C queries are the clusters of the last level.
+struct SelectParams {
+    Execution execution;
+    int64_t batch = 0, heads = 0, kv_heads = 0, n_queries = 0, n_keys = 0, width = 0, value_width = 0;
+    Rows q, k, v;
+    double scale = 1;
+    const bool* key_mask = nullptr;  // (batch, M) or null
+    int64_t n_leaves = 1, leaf_size = 0;
+    const int32_t* queries = nullptr;      // (B, L · C)
+    const int32_t* order = nullptr;        // (B, M), the key at each place
+    const int32_t* leaf_of_key = nullptr;  // (B, M), by place
+    Span<LevelSizes> levels;
+    // Written. Level by level, cluster by cluster:
+    int32_t* near = nullptr;              // (B, L, S) of the last level: keys, -1 where masked
+    Part far_keys, far_values, far_bias;  // (B, T, D), (B, T, E), (B, T)
+    Part centroids;                       // (B, ΣL, D)
+    Part kept;                            // (B, ΣL·S) int32: ascending candidates
+};
+
+// Gradients of k and v from those of far keys, their values and biases.
+struct SelectGradients {
+    Execution execution;
+    int64_t batch = 0, heads = 0, kv_heads = 0, n_keys = 0, width = 0, value_width = 0;
+    Rows k, v;
+    const bool* key_mask = nullptr;
+    const int32_t* order = nullptr;
+    Span<LevelSizes> levels;
+    Part far_keys, far_values, far_bias, centroids, kept;  // the results of `select_and_fold`
+    Part d_far_keys, d_far_values, d_far_bias;
+    void *dk = nullptr, *dv = nullptr;  // (batch · kv_heads, M, D), (…, M, E): zero before
+};
+
+// A whole call of Tangent attention. What it writes is all that its backward needs.
+struct TangentParams {
+    Execution execution;
+    int64_t batch = 0, heads = 0, kv_heads = 0, n_queries = 0, n_keys = 0, width = 0, value_width = 0;
+    Rows q, k, v;
+    const bool* key_mask = nullptr;  // (batch, M) or null
+    double scale = 1;
+    double dropout_p = 0;
+    int64_t seed = 0;
+    int64_t rank = 1;
+    Span<LevelSizes> levels;     // L leaves of C = ⌈N / L⌉ queries are the clusters of the last
+    int32_t* queries = nullptr;  // (B, L, C), -1 for copies
+    int32_t* order = nullptr;    // (B, M), the keys in the order of the tree
+    int32_t* near = nullptr;     // (B, L, S)
+    void *far_keys = nullptr, *far_values = nullptr, *far_bias = nullptr;  // (B, T, D), (B, T, E), (B, T)
+    void* centroids = nullptr;                                             // (B, ΣL, D)
+    int32_t* kept = nullptr;                                               // (B, ΣL·S)
 };
 
 }  // namespace smyrf

@@ -4,7 +4,7 @@ Kernels take dense tensors on the CPU, by keyword, and write into tensors that t
 float64, all of one dtype, indices int32, masks bool. Shapes, dtypes, strides, storage sizes and index ranges are
 checked before anything is read.
 
-Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups or clusters, C query slots and S key
+Shapes: B rows (batch × heads), N queries, M keys, D width, E value width, L groups or leaves, C query slots and S key
         slots per group, T far keys of a row, F far keys per group, H hashing rounds, A clusters of the level above, f
         clusters of a level below each of them, n candidates.
 
@@ -59,28 +59,6 @@ class GroupList:
         far: FarKeys | None = None,
     ) -> None: ...
 
-def fold_level_backward(
-    *,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    order: Tensor,
-    candidates: Tensor | None,
-    centroids: Tensor,
-    n_near: int,
-    n_far: int,
-    kept: Tensor,
-    far_keys: Tensor,
-    far_values: Tensor,
-    far_bias: Tensor,
-    d_far_keys: Tensor,
-    d_far_values: Tensor,
-    d_far_bias: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    threads: int,
-    isa: str,
-) -> None: ...
 def instruction_sets() -> list[str]:
     """Instruction sets that this machine can run, the best last."""
 
@@ -169,40 +147,128 @@ def build_tree(
         keys, leaf_of_key: (B, M), written: the keys in the order of the tree, and their leaves.
     """
 
-def fold_level(
+def select_and_fold(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    queries: Tensor,
+    order: Tensor,
+    leaf_of_key: Tensor,
+    scale: float,
+    levels: Sequence[Sequence[int]],
+    near: Tensor,
+    far_keys: Tensor,
+    far_values: Tensor,
+    far_bias: Tensor,
+    centroids: Tensor,
+    kept: Tensor,
+    threads: int,
+    isa: str,
+) -> None:
+    """Select the near keys of each cluster of each level, and fold its other candidates into far keys.
+
+    A place is a position in the order of the tree. Results are in the order of levels and clusters.
+
+    Args:
+        key_mask: (batch, M); masked keys have no effect, whatever they hold.
+        queries: (B, L, C), the queries of each leaf.
+        order, leaf_of_key: (B, M), the key at each place, and its leaf.
+        scale: of the queries.
+        levels: clusters, near keys and far keys of each.
+        near: (B, L, S) of the last level, written: keys, -1 where masked.
+        far_keys, far_values, far_bias: (B, T, D), (B, T, E), (B, T), written.
+        centroids: (B, ΣL, D), written.
+        kept: (B, ΣL · S), written: numbers among the candidates of a cluster, ascending.
+    """
+
+def select_and_fold_backward(
     *,
     k: Tensor,
     v: Tensor,
     key_mask: Tensor | None,
     order: Tensor,
-    leaf_of_key: Tensor,
-    key_spread: Tensor,
-    value_weight: Tensor,
-    candidates: Tensor | None,
-    centroids: Tensor,
-    spread: Tensor,
-    n_near: int,
-    n_far: int,
-    leaves_per_cluster: int,
-    kept: Tensor,
+    levels: Sequence[Sequence[int]],
     far_keys: Tensor,
     far_values: Tensor,
     far_bias: Tensor,
+    centroids: Tensor,
+    kept: Tensor,
+    d_far_keys: Tensor,
+    d_far_values: Tensor,
+    d_far_bias: Tensor,
+    dk: Tensor,
+    dv: Tensor,
     threads: int,
     isa: str,
 ) -> None:
-    """Select the near keys of each cluster of a level, and fold its other candidates into far keys.
-
-    A place is a position in the order of the tree.
+    """Add the gradients of the keys and values that were folded to dk and dv.
 
     Args:
-        key_mask: (batch, M); masked keys have no effect, whatever they hold.
-        order: (B, M), the key at each place.
-        leaf_of_key, key_spread, value_weight: (B, M), by place.
-        candidates: (A, n), places; None for all keys, n = M.
-        centroids, spread: (A, f, D), (A, f); L = A · f / B.
-        n_near, n_far: S, F.
-        leaves_per_cluster: of a cluster whose own keys come first; 0 if they do not.
-        kept: (B, L · S), written: numbers among the candidates, ascending.
-        far_keys, far_values, far_bias: (B, L · F · D), (B, L · F · E), (B, L · F), written.
+        d_far_keys, d_far_values, d_far_bias: gradients of the results of `select_and_fold`.
+        dk, dv: of the shapes of k and v.
     """
+
+def tangent_forward(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    scale: float,
+    dropout_p: float,
+    seed: int,
+    rank: int,
+    levels: Sequence[Sequence[int]],
+    queries: Tensor,
+    order: Tensor,
+    near: Tensor,
+    far_keys: Tensor,
+    far_values: Tensor,
+    far_bias: Tensor,
+    centroids: Tensor,
+    kept: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    threads: int,
+    isa: str,
+) -> None:
+    """Tangent attention: `build_tree`, `select_and_fold` and `attend_forward` in one call.
+
+    Args:
+        queries: (B, L, C), written: the queries of each leaf, -1 for copies.
+        order: (B, M), written: the keys in the order of the tree.
+        near, far_keys, far_values, far_bias, centroids, kept: as for `select_and_fold`.
+        out, lse: as for `attend_forward`.
+    """
+
+def tangent_backward(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    scale: float,
+    dropout_p: float,
+    seed: int,
+    rank: int,
+    levels: Sequence[Sequence[int]],
+    queries: Tensor,
+    order: Tensor,
+    near: Tensor,
+    far_keys: Tensor,
+    far_values: Tensor,
+    far_bias: Tensor,
+    centroids: Tensor,
+    kept: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    threads: int,
+    isa: str,
+) -> None:
+    """Gradients of `tangent_forward`, added to dq, dk and dv, which have the shapes of q, k and v."""

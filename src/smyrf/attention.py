@@ -16,7 +16,7 @@ from smyrf.backends.dense import dense_attention
 from smyrf.call import Call, four_axes, why_dense
 from smyrf.grouping.group import group
 from smyrf.grouping.nonfinite import separate_nonfinite
-from smyrf.methods import CausalLayout, Layout, Method, PerHead, check_method, is_one_block
+from smyrf.methods import CausalLayout, Layout, Method, PerHead, Tangent, TangentLayout, check_method, is_one_block
 from smyrf.seeds import check_generator, draw_seed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -155,6 +155,8 @@ def _run_stages(call: Call, method: Method, backend: str | None, layout: Layout 
             return _run_stages(call, method, backend, layout)
     run = find_backend(backend, call.q.device)
     prepared = run.prepare(call)
+    if run.attend_tangent is not None and isinstance(method, Tangent) and isinstance(layout, TangentLayout):
+        return run.attend_tangent(prepared, method, layout).to(call.v.dtype)
     out, _ = run.attend(prepared, group(prepared, method, run, layout))
     return out.to(call.v.dtype)
 

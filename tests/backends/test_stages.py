@@ -17,6 +17,7 @@ from smyrf import Dense, PerHead, Smyrf, Tangent, attention
 from smyrf.backends import BACKENDS, find_backend
 from smyrf.backends.native import extension
 from smyrf.backends.registry import attend
+from smyrf.call import Call
 from smyrf.grouping.group import group
 from smyrf.grouping.groups import FarKeys, Groups
 from smyrf.grouping.hashing import draw_vectors
@@ -25,6 +26,7 @@ from smyrf.grouping.transforms import transform
 from smyrf.methods import HASHINGS, TRANSFORMS, Level
 
 STAGES = ("prepare", "sort_by_hash", "build_tree", "select_and_fold", "attend")
+WHOLE = "attend_tangent"  # the last three at once, in a backend that has it
 
 # --- which backend runs ---------------------------------------------------------------------------------
 
@@ -73,7 +75,8 @@ def stages(monkeypatch):
         return run
 
     for name, record in list(BACKENDS.items()):
-        wrapped = {stage: recorder(name, stage, getattr(record, stage)) for stage in STAGES}
+        own = [*STAGES, WHOLE] if record.attend_tangent is not None else STAGES
+        wrapped = {stage: recorder(name, stage, getattr(record, stage)) for stage in own}
         monkeypatch.setitem(BACKENDS, name, replace(record, **wrapped))
     return ran
 
@@ -128,14 +131,23 @@ OPERATORS = {
         "build_tree": {"build_tree_native"},
         "select_and_fold": {"select_and_fold_native", "select_and_fold_native_backward"},
         "attend": {"attend_native", "attend_native_backward"},
+        WHOLE: {"attend_tangent_native", "attend_tangent_native_backward"},
     },
 }
+
+
+def plain_stages(backend, stages):
+    """The stages of a plain call, where a backend may have those of Tangent in one operator."""
+    if BACKENDS[backend].attend_tangent is None or "build_tree" not in stages:
+        return stages
+    return ("prepare", WHOLE, *(SMYRF if "sort_by_hash" in stages else ()))
 
 
 @backends
 @pytest.mark.parametrize("name", CALLS)
 def test_the_named_backend_and_no_other_runs_every_stage(backend, name, stages, extension_calls):
     method, options, expected = CALLS[name]
+    expected = expected if options.get("is_causal") else plain_stages(backend, expected)
     options = dict(options)
     q, k, v = (x.requires_grad_() for x in clustered_problem(300, 290, 8, 8, 1, 2, 2, torch.float32))
     mask = torch.rand(1, 290) < 0.8 if options.pop("masked", False) else None
@@ -147,6 +159,28 @@ def test_the_named_backend_and_no_other_runs_every_stage(backend, name, stages, 
     assert stages == {f"{backend}.{stage}" for stage in expected}
     assert operators.ran == set().union(*(OPERATORS[backend].get(stage, set()) for stage in expected))
     assert bool(in_forward) == bool(extension_calls) == (backend == "native")
+
+
+@backends
+@pytest.mark.parametrize("n_levels", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"masked": True}, {"dropout_p": 0.3}], ids=["plain", "masked", "dropout"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_all_stages_at_once_give_what_they_give_one_after_the_other(backend, n_levels, options, dtype):
+    run, method = find_backend(backend), Tangent(60, levels=n_levels)
+    if run.attend_tangent is None:
+        return
+    q, k, v = clustered_problem(300, 290, 8, 12, 2, 4, 2, dtype)
+    mask = torch.rand(2, 290) < 0.8 if options.get("masked") else None
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    call = Call(q, k, v, 0.3, mask, False, options.get("dropout_p", 0.0), dropout_seed=SEED)
+    prepared, layout = run.prepare(call), call.plan(method)
+    whole = run.attend_tangent(prepared, method, layout).to(dtype)
+    one_by_one = run.attend(prepared, group(prepared, method, run, layout))[0].to(dtype)
+    assert torch.equal(whole, one_by_one)
+    weight = torch.randn_like(whole)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}  # rounded once, not twice
+    for ours, theirs in zip(*(torch.autograd.grad(out, leaves, weight) for out in (whole, one_by_one)), strict=True):
+        torch.testing.assert_close(ours, theirs, **tolerance)
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
@@ -176,6 +210,7 @@ def test_the_backend_of_attend_is_the_named_one(backend, stages):
 @pytest.mark.parametrize(("method", "expected"), [(Smyrf(2, 32), SMYRF), (Tangent(60), TANGENT)])
 def test_modules_run_on_the_named_backend(backend, method, expected, stages):
     q, k, v = clustered_problem(300, 290, 8, 8, 1, 2, 2, torch.float32)
+    expected = plain_stages(backend, expected)
     layer = smyrf.nn.SmyrfAttention(method, backend=backend)
     layer(q.requires_grad_(), k, v).sum().backward()
     assert stages == {f"{backend}.{stage}" for stage in expected}

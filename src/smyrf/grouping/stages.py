@@ -23,7 +23,7 @@ from torch import Tensor
 
 from smyrf.call import Call
 from smyrf.grouping.groups import Groups
-from smyrf.methods import Level, Smyrf
+from smyrf.methods import Level, Smyrf, Tangent, TangentLayout
 
 
 class Tree(NamedTuple):
@@ -69,6 +69,8 @@ BuildTree: TypeAlias = Callable[[Call, int, int], Tree]
 SelectAndFold: TypeAlias = Callable[[Call, Tree, tuple[Level, ...]], Selection]
 # (call, lists of groups) → output (batch, heads, N, E), and log-sum-exps (batch, heads, N) without gradient.
 Attend: TypeAlias = Callable[[Call, Sequence[Groups]], tuple[Tensor, Tensor]]
+# (call, method, layout) → output (batch, heads, N, E) of a plain call, by all stages of Tangent at once.
+AttendTangent: TypeAlias = Callable[[Call, Tangent, TangentLayout], Tensor]
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Backend:
     Args:
         name: by which `backend=` asks for it.
         runs_on: device and requirements, in a few words.
+        attend_tangent: for a backend that has `build_tree`, `select_and_fold` and `attend` in one operator; the result
+            is the same.
         borrowed: stages that another backend runs, with that backend's name.
     """
 
@@ -88,4 +92,5 @@ class Backend:
     build_tree: BuildTree
     select_and_fold: SelectAndFold
     attend: Attend
+    attend_tangent: AttendTangent | None = None
     borrowed: Mapping[str, str] = field(default_factory=dict)

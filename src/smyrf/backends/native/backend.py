@@ -13,6 +13,7 @@ if not MISSING:
     from smyrf.backends.native.hashing import sort_by_hash
     from smyrf.backends.native.prepare import prepare
     from smyrf.backends.native.selection import select_and_fold
+    from smyrf.backends.native.tangent import attend_tangent
     from smyrf.backends.native.tree import build_tree
 
     NATIVE = Backend(
@@ -23,5 +24,6 @@ if not MISSING:
         build_tree=build_tree,
         select_and_fold=select_and_fold,
         attend=attend,
-        borrowed={"statistics of select_and_fold": "torch", "sort_by_hash of ablations": "torch"},
+        attend_tangent=attend_tangent,
+        borrowed={"sort_by_hash of ablations": "torch"},
     )

@@ -1,4 +1,4 @@
-"""Select near keys and fold the others in the extension: the descent of the torch backend with a fused level.
+"""Select near keys and fold the others in the extension: all levels in one call, without a matrix of scores.
 
 Shapes: as in `smyrf.backends.torch.selection`.
 """
@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from smyrf.backends.forward_mode import refuse_forward_mode
-from smyrf.backends.native.level import fold_level, fold_level_backward
+from smyrf.backends.native.extension import narrow, native, ready, running
 from smyrf.backends.torch import selection as descent
-from smyrf.backends.torch.candidates import narrow
 from smyrf.call import Call
 from smyrf.grouping.stages import Selection, Tree
 from smyrf.methods import Level
@@ -40,12 +39,25 @@ def _select_and_fold(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     levels = descent.read_levels(sizes)
     results = descent.empty_results(q, k, v, levels)
-    leaves, side = descent.all_statistics(q, k, v, key_mask, queries, keys, leaf_of_key, scale)
-
-    def fold(places: Tensor | None, level: Level, centroids: Tensor, spread: Tensor, own: int, *out: Tensor) -> None:
-        fold_level(k, v, key_mask, *side[:4], places, centroids, spread, level, own, *out)
-
-    descent.descend(levels, leaves, side, descent.every_row(key_mask, q), results, fold)
+    far_keys, far_values, far_bias, near, centroids, kept = results
+    native.select_and_fold(
+        q=ready(q),
+        k=ready(k),
+        v=ready(v),
+        key_mask=None if key_mask is None else key_mask.contiguous(),
+        queries=_index(queries, "queries"),
+        order=_index(keys, "keys"),
+        leaf_of_key=_index(leaf_of_key, "leaf_of_key"),
+        scale=scale,
+        levels=_sizes(levels),
+        near=near,
+        far_keys=far_keys,
+        far_values=far_values,
+        far_bias=far_bias,
+        centroids=centroids,
+        kept=kept,
+        **running(),
+    )
     return results
 
 
@@ -72,15 +84,25 @@ def _select_and_fold_backward(
     heads: int,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of k and v from those of the far keys, their values and biases."""
-    levels, places = descent.read_levels(sizes), None
     dk, dv = (torch.zeros(x.shape, dtype=far_keys.dtype) for x in (k, v))
-    parts = (x.contiguous() for x in (dkeys, dvalues, dbias))
-    for level, q, its_kept, *far in descent.by_level(levels, centroids, kept, far_keys, far_values, bias, *parts):
-        n_above = len(order) if places is None else len(places)  # A
-        clusters = (n_above, len(order) * level.n_clusters // n_above)  # A, f
-        q = q.reshape(*clusters, -1)
-        fold_level_backward(k, v, key_mask, order, places, q, level, its_kept, tuple(far[:3]), tuple(far[3:]), dk, dv)
-        places = narrow(places, its_kept.reshape(*clusters, -1))
+    native.select_and_fold_backward(
+        k=ready(k),
+        v=ready(v),
+        key_mask=None if key_mask is None else key_mask.contiguous(),
+        order=_index(order, "keys"),
+        levels=_sizes(descent.read_levels(sizes)),
+        far_keys=far_keys.contiguous(),
+        far_values=far_values.contiguous(),
+        far_bias=bias.contiguous(),
+        centroids=centroids.contiguous(),
+        kept=_index(kept, "kept"),
+        d_far_keys=dkeys.contiguous(),
+        d_far_values=dvalues.contiguous(),
+        d_far_bias=dbias.contiguous(),
+        dk=dk,
+        dv=dv,
+        **running(),
+    )
     return dk.to(k.dtype), dv.to(v.dtype)
 
 
@@ -88,6 +110,14 @@ def _select_and_fold_backward(
 def _(*args: Any) -> tuple[Tensor, Tensor]:
     k, v = args[9], args[10]
     return k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _index(x: Tensor, name: str) -> Tensor:
+    return narrow(x, torch.int32, name).contiguous()
+
+
+def _sizes(levels: Sequence[Level]) -> list[tuple[int, int, int]]:
+    return [(level.n_clusters, level.n_near, level.n_far) for level in levels]
 
 
 descent.register_gradient(_select_and_fold, _select_and_fold_backward)

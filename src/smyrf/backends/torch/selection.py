@@ -2,8 +2,6 @@
 
 Forward and backward are custom operators. Backward scores each level's candidates again.
 
-The native backend uses the same descent with another function for a level.
-
 Shapes: B rows (batch × heads), R rows done together, N queries, M keys, D width, E value width, T far keys of a row; of
         a level: L clusters of C queries, A clusters of the level above in all rows, f clusters below each of these,
         n candidates, S near and F far keys.
@@ -11,9 +9,8 @@ Shapes: B rows (batch × heads), R rows done together, N queries, M keys, D widt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,16 +66,6 @@ class LeafStats(NamedTuple):
     square: Tensor
 
 
-# One level for all clusters of R rows: (places, level, centroids, spread, leaves per cluster, then the outputs kept,
-# far keys, far values and bias) → None, where
-#   places: (A, n) int32, candidates as places in the order of the tree; None for all keys
-#   centroids: (A, f, D); spread: (A, f), σ of each cluster
-#   leaves per cluster: if a cluster's own keys come first, else 0
-#   kept: (R, L, S) int32, places of the near keys among the candidates, ascending
-#   far keys, far values, bias: (R, L, F, D), (R, L, F, E) and (R, L, F)
-FoldLevel: TypeAlias = Callable[..., None]
-
-
 @torch.library.custom_op("smyrf::select_and_fold", mutates_args=())
 def _select_and_fold(
     q: Tensor,
@@ -103,9 +90,7 @@ def _select_and_fold(
             tree = queries[rows], keys[rows], leaf_of_key[rows]
             leaves, side = statistics(take_rows(q, rows, heads), k_rows, v_rows, mask, *tree, scale, scratch)
             candidates = Candidates.all_keys(k_rows, v_rows, mask, side.order, scratch)
-
-            fold_level = partial(_fold_level, candidates, side, scratch)
-            descend(levels, leaves, side, mask, [x[rows] for x in results], fold_level)
+            _descend(levels, leaves, side, mask, candidates, [x[rows] for x in results], scratch)
     return results
 
 
@@ -171,48 +156,20 @@ def statistics(
     return LeafStats(mean, square), side
 
 
-def all_statistics(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    queries: Tensor,
-    order: Tensor,
-    leaf_of_key: Tensor,
-    scale: float,
-) -> tuple[LeafStats, KeySide]:
-    """`statistics` of all B rows of a call, some at a time."""
-    heads, parts = q.shape[1], []
-    with torch.autocast(q.device.type, enabled=False), workspace(q.device) as scratch:
-        for rows in row_slices(len(queries), max(q.shape[2], k.shape[2])):
-            mask = take_mask(key_mask, rows, heads)
-            k_rows, v_rows = _visible(take_rows(k, rows, heads), mask), _visible(take_rows(v, rows, heads), mask)
-            tree = queries[rows], order[rows], leaf_of_key[rows]
-            parts.append(statistics(take_rows(q, rows, heads), k_rows, v_rows, mask, *tree, scale, scratch))
-    if len(parts) == 1:
-        return parts[0]
-    leaves, sides = zip(*parts, strict=True)
-    return LeafStats(*map(torch.cat, zip(*leaves, strict=True))), KeySide(*map(torch.cat, zip(*sides, strict=True)))
-
-
-def every_row(key_mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """The mask of all B rows, ``(B, M)``."""
-    return None if key_mask is None else key_mask.repeat_interleave(q.shape[1], dim=0)
-
-
-def descend(
+def _descend(
     levels: Sequence[Level],
     leaves: LeafStats,
     side: KeySide,
     mask: Tensor | None,
+    candidates: Candidates,
     results: Sequence[Tensor],
-    fold_level: FoldLevel,
+    scratch: Workspace,
 ) -> None:
     """Go through the levels of some rows and write the results of `_select_and_fold`."""
     *far_results, near_keys, all_centroids, all_kept = results
-    (n_rows, n_keys), n_leaves, places = side.order.shape, levels[-1].n_clusters, None
-    for level, centroids_out, kept_out, *far_out in by_level(levels, all_centroids, all_kept, *far_results):
-        n_above = n_rows if places is None else len(places)  # A
+    (n_rows, n_keys), n_leaves = side.order.shape, levels[-1].n_clusters
+    for level, centroids_out, kept_out, *far_out in _by_level(levels, all_centroids, all_kept, *far_results):
+        n_above = candidates.shape[0]  # A
         clusters = (n_above, n_rows * level.n_clusters // n_above)  # A, f
         centroids = _average(leaves.mean, level)  # (R, L, D)
         variance = _average(leaves.square, level).sub_(centroids.square()).clamp_(min=0.0)
@@ -221,10 +178,11 @@ def descend(
         per_cluster = n_leaves // level.n_clusters
         has_room = 2 * -(-n_keys // n_leaves) * per_cluster <= level.n_near  # for the keys of a cluster's own leaves
         own = per_cluster if has_room else 0
-        fold_level(places, level, centroids.view(*clusters, -1), spread.view(clusters), own, kept_out, *far_out)
-        places = narrow(places, kept_out.reshape(*clusters, -1))
-    assert places is not None
-    at = places.view(n_rows, -1).long()  # (R, leaves · S)
+        q_here, spread = centroids.view(*clusters, -1), spread.view(clusters)
+        _fold_level(candidates, side, scratch, level, q_here, spread, own, (kept_out, *far_out))
+        candidates.places = narrow(candidates.places, kept_out.reshape(*clusters, -1))
+    assert candidates.places is not None
+    at = candidates.places.view(n_rows, -1).long()  # (R, leaves · S)
     found = side.order.gather(1, at)
     if mask is not None:
         found = found.masked_fill(~mask.gather(1, found.long()), -1)
@@ -235,20 +193,21 @@ def _fold_level(
     candidates: Candidates,
     side: KeySide,
     scratch: Workspace,
-    places: Tensor | None,
     level: Level,
     centroids: Tensor,
     spread: Tensor,
     leaves_per_cluster: int,
-    kept: Tensor,
-    far_keys: Tensor,
-    far_values: Tensor,
-    bias: Tensor,
+    outputs: tuple[Tensor, ...],
 ) -> None:
-    """`FoldLevel` with PyTorch's operators."""
-    candidates.places = places
+    """One level for all clusters of R rows.
+
+    Args:
+        centroids: ``(A, f, D)``; spread: ``(A, f)``, σ of each cluster.
+        leaves_per_cluster: if a cluster's own keys come first, else 0.
+        outputs: the near keys' places among the candidates, ascending, ``(R, L, S)`` int32; far keys ``(R, L, F, D)``,
+            their values ``(R, L, F, E)`` and biases ``(R, L, F)``.
+    """
     n_above, fan, width = centroids.shape
-    outputs = kept, far_keys, far_values, bias
     parts = [x.new_empty((n_above, fan, *x.shape[2:])) for x in outputs]  # (A, f, …)
     for at, part in candidates.blocks(fan):
         here, q_here = candidates.gather(at, scratch), centroids[at, part]  # (a, n, D + E), (a, f, D)
@@ -259,7 +218,7 @@ def _fold_level(
         ranks = near.score(scores, spread[at, part, None], key_spread, weight, scratch)
         candidates.hide(ranks, at)
         if leaves_per_cluster:
-            clusters = torch.arange(at.start, at.stop, device=kept.device) * fan % level.n_clusters
+            clusters = torch.arange(at.start, at.stop, device=centroids.device) * fan % level.n_clusters
             near.prefer_own(ranks, leaf // leaves_per_cluster - (clusters + part.start)[:, None, None])
         chosen = near.choose(ranks, level.n_near)  # (a, f, S)
         scores.scatter_(2, chosen, -torch.inf)
@@ -285,7 +244,9 @@ def _moments(q: Tensor, queries: Tensor, scale: float, scratch: Workspace) -> tu
     return mean.mul_(scale), square.mul_(scale**2)
 
 
-def by_level(levels: Sequence[Level], centroids: Tensor, kept: Tensor, *far_parts: Tensor) -> Iterator[tuple[Any, ...]]:
+def _by_level(
+    levels: Sequence[Level], centroids: Tensor, kept: Tensor, *far_parts: Tensor
+) -> Iterator[tuple[Any, ...]]:
     """Each level with its part of results or gradients: centroids (R, L, D), kept (R, L, S), far keys (R, L, F, …)."""
     node = place = first = 0
     for level in levels:
@@ -347,7 +308,7 @@ def _select_and_fold_backward(
 def _gradients(candidates: Candidates, levels: list[Level], parts: list[Tensor], scratch: Workspace) -> Tensor:
     """Gradients of R rows' keys and values, in the order of the tree, ``(R·M, D + E)``."""
     total = torch.zeros_like(candidates.vectors)
-    for level, centroids, kept, far_keys, far_values, bias, dkeys, dvalues, dbias in by_level(levels, *parts):
+    for level, centroids, kept, far_keys, far_values, bias, dkeys, dvalues, dbias in _by_level(levels, *parts):
         n_above = candidates.shape[0]
         clusters = (n_above, candidates.n_rows * level.n_clusters // n_above)  # A, f
         found, grad = torch.cat([far_keys, far_values], dim=-1), torch.cat([dkeys, dvalues], dim=-1)
