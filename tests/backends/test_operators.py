@@ -20,7 +20,6 @@ if "native" in BACKENDS:
     from smyrf.backends.native import attend as native_attend
     from smyrf.backends.native import hashing as native_hashing
     from smyrf.backends.native import selection as native_selection
-    from smyrf.backends.native import tangent as native_tangent
 
     ATTEND["native"] = (native_attend._attend, native_attend._attend_backward)
     SELECT["native"] = native_selection._select_and_fold
@@ -97,20 +96,6 @@ def test_select_and_fold_obeys_pytorchs_rules(backend, masked):
     k.requires_grad_()
     v.requires_grad_()
     torch.library.opcheck(SELECT[backend], (q, k, v, mask, queries, keys, leaf_of_key, 0.3, sizes))
-
-
-@pytest.mark.skipif("native" not in BACKENDS, reason="the extension was not built")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
-def test_attend_tangent_obeys_pytorchs_rules(dtype, dropout_p):
-    q, k, v = (x.requires_grad_() for x in clustered_problem(64, 70, batch=1, dtype=dtype))
-    mask = torch.rand(1, 70) < 0.8
-    sizes = [size for level in Tangent(20, levels=2).sizes(70, 64) for size in level]
-    options = (mask, 0.3, 8, sizes, dropout_p, SEED if dropout_p else None)
-    torch.library.opcheck(native_tangent._attend_tangent, (q, k, v, *options))
-    out, lse, *saved = (x.detach() for x in native_tangent._attend_tangent(q, k, v, *options))
-    inputs = (torch.randn_like(out), out, lse, saved, q.detach(), k.detach(), v.detach(), *options)
-    torch.library.opcheck(native_tangent._attend_tangent_backward, inputs)
 
 
 class Layer(torch.nn.Module):
