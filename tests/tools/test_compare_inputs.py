@@ -18,6 +18,7 @@ from smyrf.tools.compare.load_model import load_reader
 from smyrf.tools.compare.run import Comparison, valid_tokens
 from smyrf.tools.compare.sounds import read_sound, resample
 from smyrf.tools.compare.texts import choose_documents, read_documents
+from smyrf.tools.encoders import load_pretrained
 from subjects import WORDS, loaded
 
 transformers = pytest.importorskip("transformers")
@@ -338,3 +339,13 @@ def test_a_model_that_cannot_be_run_on_its_inputs_is_refused(saved):
     inputs.batches[0]["input_ids"][0, 0] = 99
     with pytest.raises(ValueError, match=r"BertModel cannot be run on input_ids \(1, 150\): index out of range"):
         Comparison(model, inputs.batches)
+
+
+def test_code_in_a_model_folder_is_never_run(tmp_path, monkeypatch):
+    """Not even if someone agrees: transformers would ask."""
+    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "evil.Config"}}')
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        load_pretrained(transformers.AutoModel, str(tmp_path))
+    assert not (tmp_path / "ran").exists()

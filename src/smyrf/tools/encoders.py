@@ -114,7 +114,7 @@ def load_processor(name: str, kind: str) -> Any:
 
 
 def load_pretrained(kind: Any, name: str, what: str = "", **options: Any) -> Any:
-    """``kind.from_pretrained(name, **options)``.
+    """``kind.from_pretrained(name, **options)``, without running code from the model's folder.
 
     Args:
         kind: a class of transformers.
@@ -127,7 +127,8 @@ def load_pretrained(kind: Any, name: str, what: str = "", **options: Any) -> Any
     if name.startswith((".", "/", "~")) and not Path(name).exists():  # no name on the hub starts like that
         raise ValueError(f"{what}cannot be loaded: there is no such folder")
     try:
-        return kind.from_pretrained(minilm_path() if name == MINILM else name, **options)
+        path = minilm_path() if name == MINILM else name
+        return kind.from_pretrained(path, trust_remote_code=False, **options)  # by default it asks
     except Exception as error:  # a user's files can be wrong in any way
         raise ValueError(f"{what}cannot be loaded: {first_line(error)}") from error
 
