@@ -1,10 +1,12 @@
-"""Tangent attention in one operator, as PyTorch sees it."""
+"""Tangent attention in one operator: as PyTorch sees it, and against its stages."""
 
 import pytest
 import torch
 
 from problems import SEED, clustered_problem
 from smyrf.backends import BACKENDS, backends
+from smyrf.call import Call
+from smyrf.grouping.group import group
 from smyrf.methods import Tangent
 
 if "native" not in BACKENDS:  # where the package was installed without a compiler
@@ -23,3 +25,22 @@ def test_attend_tangent_obeys_pytorchs_rules(dtype, dropout_p):
     out, lse, *saved = (x.detach() for x in _attend_tangent(q, k, v, *options))
     inputs = (torch.randn_like(out), out, lse, saved, q.detach(), k.detach(), v.detach(), *options)
     torch.library.opcheck(_attend_tangent_backward, inputs)
+
+
+@pytest.mark.parametrize("n_levels", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"masked": True}, {"dropout_p": 0.3}], ids=["plain", "masked", "dropout"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_all_stages_at_once_give_what_they_give_one_after_the_other(n_levels, options, dtype):
+    run, method = BACKENDS["native"], Tangent(60, levels=n_levels)
+    q, k, v = clustered_problem(300, 290, 8, 12, 2, 4, 2, dtype)
+    mask = torch.rand(2, 290) < 0.8 if options.get("masked") else None
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    call = Call(q, k, v, 0.3, mask, False, options.get("dropout_p", 0.0), dropout_seed=SEED)
+    prepared, layout = run.prepare(call), call.plan(method)
+    whole = run.attend_tangent(prepared, method, layout).to(dtype)
+    one_by_one = run.attend(prepared, group(prepared, method, run, layout))[0].to(dtype)
+    assert torch.equal(whole, one_by_one)
+    weight = torch.randn_like(whole)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}  # rounded once, not twice
+    for ours, theirs in zip(*(torch.autograd.grad(out, leaves, weight) for out in (whole, one_by_one)), strict=True):
+        torch.testing.assert_close(ours, theirs, **tolerance)
