@@ -1,6 +1,7 @@
 #include "checks.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -22,6 +23,20 @@ void check_length(const char* name, int64_t value) {
     if (value > std::numeric_limits<int32_t>::max()) refuse(name, value, "must be below 2^31");
 }
 
+// Bounds the product of sizes: an expanded or an empty tensor can have any, and no offset may overflow.
+void check_total(const char* name, std::initializer_list<int64_t> sizes) {
+    constexpr double MOST = static_cast<double>(int64_t{1} << 40);
+    double total = 1;
+    for (const int64_t size : sizes) total *= static_cast<double>(std::max<int64_t>(size, 1));
+    if (total > MOST) throw std::invalid_argument(std::string(name) + " must have at most 2^40 elements in all rows");
+}
+
+void check_width(const char* name, int64_t least, int64_t value) {
+    constexpr int64_t MOST_WIDTH = 1 << 16;
+    check_at_least(least, name, value);
+    if (value > MOST_WIDTH) refuse(name, value, "must be at most " + std::to_string(MOST_WIDTH));
+}
+
 void check_execution(const Execution& execution) {
     constexpr int MOST_THREADS = 4096;
     check_at_least(1, "threads", execution.threads);
@@ -36,6 +51,15 @@ void check_heads(const Params& params) {
     check_at_least(params.heads > 0 ? 1 : 0, "kv_heads", params.kv_heads);
     if (params.kv_heads > 0 && params.heads % params.kv_heads != 0)
         refuse("kv_heads", params.kv_heads, "must divide heads=" + std::to_string(params.heads));
+    check_length("n_keys", params.n_keys);
+    check_total("k", {params.batch, params.heads, params.n_keys});
+    check_width("width", 1, params.width);
+}
+
+template <class Params>
+void check_queries(const Params& params) {
+    check_length("n_queries", params.n_queries);
+    check_total("q", {params.batch, params.heads, params.n_queries});
 }
 
 // The indices of all rows must be in [least, length).
@@ -57,6 +81,8 @@ void check_list(const GroupList& list, const AttendParams& params) {
     check_at_least(0, "n_groups", list.n_groups);
     check_at_least(0, "n_query_slots", list.n_query_slots);
     check_at_least(0, "n_key_slots", list.n_key_slots);
+    check_total("queries", {n_rows, list.n_groups, list.n_query_slots});
+    check_total("keys", {n_rows, list.n_groups, list.n_key_slots});
     check_indices("queries", list.queries, list.queries_row_stride, n_rows, list.n_groups * list.n_query_slots, EMPTY,
                   params.n_queries);
     check_indices("keys", list.keys, list.keys_row_stride, n_rows, list.n_groups * list.n_key_slots, EMPTY,
@@ -64,6 +90,8 @@ void check_list(const GroupList& list, const AttendParams& params) {
     const FarKeys& far = list.far;
     check_at_least(0, "n_per_group", far.n_per_group);
     check_length("n_rows", far.n_rows);
+    check_total("far.keys", {n_rows, far.n_rows});
+    check_total("far.index", {list.n_groups, far.n_per_group});
     if (list.causal && far.n_per_group > 0) throw std::invalid_argument("a causal list cannot have far keys");
     check_indices("far keys", far.index, 0, n_rows, list.n_groups * far.n_per_group, 0, far.n_rows);
 }
@@ -72,9 +100,7 @@ void check_list(const GroupList& list, const AttendParams& params) {
 template <class Params>
 void check_levels(const Params& params) {
     check_heads(params);
-    check_length("n_keys", params.n_keys);
-    check_at_least(1, "width", params.width);
-    check_at_least(0, "value_width", params.value_width);
+    check_width("value_width", 0, params.value_width);
     if (params.levels.empty()) throw std::invalid_argument("there are no levels");
     int64_t n_above = 1, n_candidates = params.n_keys;
     for (const LevelSizes& level : params.levels) {
@@ -87,6 +113,8 @@ void check_levels(const Params& params) {
             refuse("n_near", level.n_near, "must be at most " + std::to_string(n_candidates));
         check_at_least(0, "n_far", level.n_far);
         check_length("n_far", level.n_far);
+        check_total("kept", {params.batch, params.heads, level.n_clusters, level.n_near});
+        check_total("far_keys", {params.batch, params.heads, level.n_clusters, level.n_far});
         n_above = level.n_clusters, n_candidates = level.n_near;
     }
 }
@@ -112,11 +140,12 @@ void check_dropout(double dropout_p) {
     if (!(dropout_p >= 0.0 && dropout_p <= 1.0)) throw std::invalid_argument("dropout_p must be in [0, 1]");
 }
 
-void check_tree(int64_t n_leaves, int64_t rank) {
+void check_tree(int64_t n_rows, int64_t n_leaves, int64_t rank) {
     check_at_least(1, "rank", rank);
     check_at_least(1, "n_leaves", n_leaves);
     if ((n_leaves & (n_leaves - 1)) != 0) refuse("n_leaves", n_leaves, "must be a power of two");
     check_length("n_leaves", n_leaves);
+    check_total("queries", {n_rows, n_leaves});
 }
 
 }  // namespace
@@ -124,10 +153,8 @@ void check_tree(int64_t n_leaves, int64_t rank) {
 void check(const AttendParams& params) {
     check_execution(params.execution);
     check_heads(params);
-    check_length("n_queries", params.n_queries);
-    check_length("n_keys", params.n_keys);
-    check_at_least(1, "width", params.width);
-    check_at_least(0, "value_width", params.value_width);
+    check_queries(params);
+    check_width("value_width", 0, params.value_width);
     check_dropout(params.dropout_p);
     if (params.lists.empty()) throw std::invalid_argument("there is no list of groups");
     for (const GroupList& list : params.lists) check_list(list, params);
@@ -136,26 +163,24 @@ void check(const AttendParams& params) {
 void check(const HashParams& params) {
     check_execution(params.execution);
     check_heads(params);
-    check_length("n_queries", params.n_queries);
-    check_length("n_keys", params.n_keys);
-    check_at_least(1, "width", params.width);
+    check_queries(params);
     check_at_least(0, "n_hashes", params.n_hashes);
+    check_total("q_order", {params.batch, params.heads, params.n_hashes, params.n_queries});
+    check_total("k_order", {params.batch, params.heads, params.n_hashes, params.n_keys});
 }
 
 void check(const TreeParams& params) {
     check_execution(params.execution);
     check_heads(params);
-    check_length("n_queries", params.n_queries);
-    check_length("n_keys", params.n_keys);
-    check_at_least(1, "width", params.width);
-    check_tree(params.n_leaves, params.rank);
+    check_queries(params);
+    check_tree(params.batch * params.heads, params.n_leaves, params.rank);
 }
 
 void check(const SelectParams& params) {
     check_execution(params.execution);
     check_levels(params);
     check_order(params);
-    check_length("n_queries", params.n_queries);
+    check_queries(params);
     check_at_least(1, "leaf_size", params.leaf_size);
     if (params.n_leaves != params.levels.back().n_clusters)
         refuse("n_leaves", params.n_leaves,
@@ -174,10 +199,19 @@ void check(const SelectGradients& params) {
 void check(const TangentParams& params) {
     check_execution(params.execution);
     check_levels(params);
-    check_length("n_queries", params.n_queries);
+    check_queries(params);
     check_at_least(1, "n_queries", params.n_queries);
-    check_tree(params.levels.back().n_clusters, params.rank);
+    check_tree(params.batch * params.heads, params.levels.back().n_clusters, params.rank);
     check_dropout(params.dropout_p);
+}
+
+void check_sizes(const Span<LevelSizes>& levels) {
+    constexpr int64_t MOST_LEVELS = 32;  // n_clusters is below 2^31
+    if (levels.n > MOST_LEVELS) refuse("levels", levels.n, "must be at most " + std::to_string(MOST_LEVELS));
+    for (const LevelSizes& level : levels) {
+        check_total("kept", {level.n_clusters, level.n_near});
+        check_total("far_keys", {level.n_clusters, level.n_far});
+    }
 }
 
 void check_saved(const TangentParams& params) {

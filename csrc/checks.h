@@ -12,6 +12,7 @@ void check(const TreeParams& params);
 void check(const SelectParams& params);
 void check(const SelectGradients& params);
 void check(const TangentParams& params);
-void check_saved(const TangentParams& params);  // what `tangent_forward` has written, before backward reads it
+void check_sizes(const Span<LevelSizes>& levels);  // bounds the sums of `LevelTotals`
+void check_saved(const TangentParams& params);     // what `tangent_forward` has written, before backward reads it
 
 }  // namespace smyrf

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <new>
 
 #ifdef __linux__
@@ -64,7 +65,8 @@ class Buffer {
     // At least n elements, of which the first `keep` have their old values.
     T* get(int64_t n, int64_t keep = 0) {
         if (n > size_) {
-            T* data = static_cast<T*>(std::aligned_alloc(64, round_up(n * sizeof(T), 64)));
+            constexpr int64_t MOST = (std::numeric_limits<int64_t>::max() - 64) / static_cast<int64_t>(sizeof(T));
+            T* data = n > MOST ? nullptr : static_cast<T*>(std::aligned_alloc(64, round_up(n * sizeof(T), 64)));
             if (data == nullptr) throw std::bad_alloc();
             if (keep > 0) std::memcpy(static_cast<void*>(data), data_, keep * sizeof(T));
             std::free(data_);

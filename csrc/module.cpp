@@ -20,6 +20,7 @@ using namespace nb::literals;
 
 namespace {
 
+using smyrf::Arguments;
 using smyrf::Dtype;
 using smyrf::Tensor;
 constexpr int64_t ANY = Tensor::ANY;
@@ -50,36 +51,39 @@ void read_sizes(Params& params, const Tensor& q, const Tensor& k) {
     params.q = q.rows(), params.k = k.rows();
 }
 
-const bool* read_mask(nb::handle key_mask, int64_t batch, int64_t n_keys) {
+const bool* read_mask(Arguments& tensors, nb::handle key_mask, int64_t batch, int64_t n_keys) {
     if (key_mask.is_none()) return nullptr;
-    return static_cast<const bool*>(Tensor(key_mask, "key_mask").expect(Dtype::boolean, {batch, n_keys}).contiguous());
+    return static_cast<const bool*>(
+        tensors.input(key_mask, "key_mask").expect(Dtype::boolean, {batch, n_keys}).contiguous());
 }
 
-smyrf::FarKeys read_far(const FarKeys& far, const smyrf::AttendParams& params, Dtype dtype, int64_t n_groups,
-                        bool backward) {
+smyrf::FarKeys read_far(Arguments& tensors, const FarKeys& far, const smyrf::AttendParams& params, Dtype dtype,
+                        int64_t n_groups, bool backward) {
     const int64_t n_rows = params.batch * params.heads;
-    const Tensor keys(far.keys, "far.keys"), index(far.index, "far.index");
+    const Tensor &keys = tensors.input(far.keys, "far.keys"), &index = tensors.input(far.index, "far.index");
     keys.expect(dtype, {n_rows, ANY, params.width});
     index.expect(Dtype::int32, {n_groups, ANY});
     smyrf::FarKeys read;
     read.n_rows = keys.size(1), read.n_per_group = index.size(1);
     read.keys = keys.contiguous(), read.index = static_cast<int32_t*>(index.contiguous());
-    const auto values_of = [&](const nb::object& x, const char* name) {
-        return Tensor(x, name).expect(dtype, {n_rows, read.n_rows, params.value_width}).contiguous();
+    const auto values_of = [&](const Tensor& x) {
+        return x.expect(dtype, {n_rows, read.n_rows, params.value_width}).contiguous();
     };
-    const auto bias_of = [&](const nb::object& x, const char* name) {
-        return Tensor(x, name).expect(dtype, {n_rows, read.n_rows}).contiguous();
-    };
-    read.values = values_of(far.values, "far.values"), read.bias = bias_of(far.bias, "far.bias");
+    const auto bias_of = [&](const Tensor& x) { return x.expect(dtype, {n_rows, read.n_rows}).contiguous(); };
+    read.values = values_of(tensors.input(far.values, "far.values"));
+    read.bias = bias_of(tensors.input(far.bias, "far.bias"));
     if (!backward) return read;
-    read.d_keys = Tensor(far.d_keys, "far.d_keys").expect(dtype, {n_rows, read.n_rows, params.width}).contiguous();
-    read.d_values = values_of(far.d_values, "far.d_values"), read.d_bias = bias_of(far.d_bias, "far.d_bias");
+    read.d_keys =
+        tensors.output(far.d_keys, "far.d_keys").expect(dtype, {n_rows, read.n_rows, params.width}).contiguous();
+    read.d_values = values_of(tensors.output(far.d_values, "far.d_values"));
+    read.d_bias = bias_of(tensors.output(far.d_bias, "far.d_bias"));
     return read;
 }
 
-smyrf::GroupList read_list(const GroupList& list, const smyrf::AttendParams& params, Dtype dtype, bool backward) {
+smyrf::GroupList read_list(Arguments& tensors, const GroupList& list, const smyrf::AttendParams& params, Dtype dtype,
+                           bool backward) {
     const int64_t n_rows = params.batch * params.heads;
-    const Tensor queries(list.queries, "queries"), keys(list.keys, "keys");
+    const Tensor &queries = tensors.input(list.queries, "queries"), &keys = tensors.input(list.keys, "keys");
     queries.expect(Dtype::int32, {n_rows, ANY, ANY});
     keys.expect(Dtype::int32, {n_rows, queries.size(1), ANY});
     smyrf::GroupList read;
@@ -89,42 +93,69 @@ smyrf::GroupList read_list(const GroupList& list, const smyrf::AttendParams& par
     read.causal = list.causal;
     if (!list.multiplicity.is_none())
         read.multiplicity = static_cast<int16_t*>(
-            Tensor(list.multiplicity, "multiplicity")
+            tensors.input(list.multiplicity, "multiplicity")
                 .expect(Dtype::int16, {n_rows, read.n_groups, read.n_query_slots, read.n_key_slots})
                 .contiguous());
     if (!list.far.is_none()) {
         FarKeys far;
         if (!nb::try_cast(list.far, far)) throw nb::type_error("far must be FarKeys or None");
-        read.far = read_far(far, params, dtype, read.n_groups, backward);
+        read.far = read_far(tensors, far, params, dtype, read.n_groups, backward);
     }
     return read;
 }
 
 // The parameters that both directions of `attend` share; `read` keeps the lists.
-smyrf::AttendParams read_attend(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<GroupList>& lists,
-                                double scale, double dropout_p, int64_t seed, int threads, bool backward,
-                                std::vector<smyrf::GroupList>& read) {
+smyrf::AttendParams read_attend(Arguments& tensors, const Tensor& q, const Tensor& k, const Tensor& v,
+                                const std::vector<GroupList>& lists, double scale, double dropout_p, int64_t seed,
+                                int threads, bool backward, std::vector<smyrf::GroupList>& read) {
     smyrf::AttendParams params;
     params.execution = execution(q, threads);
     read_sizes(params, q, k);
     v.expect(q.dtype(), {params.batch, params.kv_heads, params.n_keys, ANY});
     params.value_width = v.size(3), params.v = v.rows();
-    for (const GroupList& list : lists) read.push_back(read_list(list, params, q.dtype(), backward));
+    for (const GroupList& list : lists) read.push_back(read_list(tensors, list, params, q.dtype(), backward));
     params.lists = {read.data(), static_cast<int64_t>(read.size())};
     params.scale = scale, params.dropout_p = dropout_p, params.seed = seed;
     return params;
 }
 
+template <class Params>
+smyrf::AttendOutput read_output(const Tensor& out, const Tensor& lse, Dtype dtype, const Params& params) {
+    out.expect(dtype, {params.batch, params.heads, params.n_queries, params.value_width});
+    lse.expect(dtype, {params.batch, params.heads, params.n_queries});
+    return {out.contiguous(), lse.contiguous()};
+}
+
+// The gradients of `attend` and of Tangent attention.
+template <class Params>
+smyrf::AttendGradients read_gradients(Arguments& tensors, Dtype dtype, const Params& params, nb::handle out,
+                                      nb::handle lse, nb::handle grad, nb::handle dq, nb::handle dk, nb::handle dv) {
+    const auto gradient = [&](nb::handle x, const char* name, int64_t heads, int64_t length, int64_t width) {
+        return tensors.output(x, name).expect(dtype, {params.batch, heads, length, width}).contiguous();
+    };
+    const smyrf::AttendOutput output = read_output(tensors.input(out, "out"), tensors.input(lse, "lse"), dtype, params);
+    smyrf::AttendGradients gradients;
+    gradients.grad = tensors.input(grad, "grad")
+                         .expect(dtype, {params.batch, params.heads, params.n_queries, params.value_width})
+                         .rows();
+    gradients.out = output.out, gradients.lse = output.lse;
+    gradients.dq = gradient(dq, "dq", params.heads, params.n_queries, params.width);
+    gradients.dk = gradient(dk, "dk", params.kv_heads, params.n_keys, params.width);
+    gradients.dv = gradient(dv, "dv", params.kv_heads, params.n_keys, params.value_width);
+    return gradients;
+}
+
 void attend_forward(nb::handle q, nb::handle k, nb::handle v, const std::vector<GroupList>& lists, double scale,
                     double dropout_p, int64_t seed, nb::handle out, nb::handle lse, int threads,
                     const std::string& isa) {
-    const Tensor of_q(q, "q"), of_out(out, "out"), of_lse(lse, "lse");
+    Arguments tensors;
+    const Tensor& of_q = tensors.input(q, "q");
     std::vector<smyrf::GroupList> read;
-    const smyrf::AttendParams params =
-        read_attend(of_q, Tensor(k, "k"), Tensor(v, "v"), lists, scale, dropout_p, seed, threads, false, read);
-    of_out.expect(of_q.dtype(), {params.batch, params.heads, params.n_queries, params.value_width});
-    of_lse.expect(of_q.dtype(), {params.batch, params.heads, params.n_queries});
-    const smyrf::AttendOutput output{of_out.contiguous(), of_lse.contiguous()};
+    const smyrf::AttendParams params = read_attend(tensors, of_q, tensors.input(k, "k"), tensors.input(v, "v"), lists,
+                                                   scale, dropout_p, seed, threads, false, read);
+    const smyrf::AttendOutput output =
+        read_output(tensors.output(out, "out"), tensors.output(lse, "lse"), of_q.dtype(), params);
+    tensors.check_outputs();
     const nb::gil_scoped_release released;
     check(params);
     smyrf::find(isa).attend_forward(params, output);
@@ -133,21 +164,13 @@ void attend_forward(nb::handle q, nb::handle k, nb::handle v, const std::vector<
 void attend_backward(nb::handle q, nb::handle k, nb::handle v, const std::vector<GroupList>& lists, double scale,
                      double dropout_p, int64_t seed, nb::handle out, nb::handle lse, nb::handle grad, nb::handle dq,
                      nb::handle dk, nb::handle dv, int threads, const std::string& isa) {
-    const Tensor of_q(q, "q"), of_grad(grad, "grad");
-    const Dtype dtype = of_q.dtype();
+    Arguments tensors;
+    const Tensor& of_q = tensors.input(q, "q");
     std::vector<smyrf::GroupList> read;
-    const smyrf::AttendParams params =
-        read_attend(of_q, Tensor(k, "k"), Tensor(v, "v"), lists, scale, dropout_p, seed, threads, true, read);
-    const auto shaped = [&](nb::handle x, const char* name, int64_t heads, int64_t length, int64_t width) {
-        return Tensor(x, name).expect(dtype, {params.batch, heads, length, width}).contiguous();
-    };
-    smyrf::AttendGradients gradients;
-    gradients.grad = of_grad.expect(dtype, {params.batch, params.heads, params.n_queries, params.value_width}).rows();
-    gradients.out = shaped(out, "out", params.heads, params.n_queries, params.value_width);
-    gradients.lse = Tensor(lse, "lse").expect(dtype, {params.batch, params.heads, params.n_queries}).contiguous();
-    gradients.dq = shaped(dq, "dq", params.heads, params.n_queries, params.width);
-    gradients.dk = shaped(dk, "dk", params.kv_heads, params.n_keys, params.width);
-    gradients.dv = shaped(dv, "dv", params.kv_heads, params.n_keys, params.value_width);
+    const smyrf::AttendParams params = read_attend(tensors, of_q, tensors.input(k, "k"), tensors.input(v, "v"), lists,
+                                                   scale, dropout_p, seed, threads, true, read);
+    const smyrf::AttendGradients gradients = read_gradients(tensors, of_q.dtype(), params, out, lse, grad, dq, dk, dv);
+    tensors.check_outputs();
     const nb::gil_scoped_release released;
     check(params);
     smyrf::find(isa).attend_backward(params, gradients);
@@ -155,21 +178,23 @@ void attend_backward(nb::handle q, nb::handle k, nb::handle v, const std::vector
 
 void sort_by_hash(nb::handle q, nb::handle k, nb::handle key_mask, nb::handle vectors, double scale, nb::handle q_order,
                   nb::handle k_order, int threads, const std::string& isa) {
-    const Tensor of_q(q, "q"), of_vectors(vectors, "vectors");
+    Arguments tensors;
+    const Tensor &of_q = tensors.input(q, "q"), &of_vectors = tensors.input(vectors, "vectors");
     smyrf::HashParams params;
     params.execution = execution(of_q, threads);
-    read_sizes(params, of_q, Tensor(k, "k"));
-    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
+    read_sizes(params, of_q, tensors.input(k, "k"));
+    params.key_mask = read_mask(tensors, key_mask, params.batch, params.n_keys);
     params.vectors = of_vectors.expect(of_q.dtype(), {ANY, params.width + 2}).contiguous();
     params.n_hashes = of_vectors.size(0);
     params.scale = scale;
     const auto order = [&](nb::handle x, const char* name, int64_t length) {
-        const Tensor tensor(x, name);
-        tensor.expect(Dtype::int32, {params.batch, params.heads, params.n_hashes, length});
-        return static_cast<int32_t*>(tensor.contiguous());
+        return static_cast<int32_t*>(tensors.output(x, name)
+                                         .expect(Dtype::int32, {params.batch, params.heads, params.n_hashes, length})
+                                         .contiguous());
     };
     params.q_order = order(q_order, "q_order", params.n_queries);
     params.k_order = order(k_order, "k_order", params.n_keys);
+    tensors.check_outputs();
     const nb::gil_scoped_release released;
     check(params);
     smyrf::find(isa).sort_by_hash(params);
@@ -177,11 +202,12 @@ void sort_by_hash(nb::handle q, nb::handle k, nb::handle key_mask, nb::handle ve
 
 void build_tree(nb::handle q, nb::handle k, nb::handle key_mask, int64_t rank, nb::handle queries, nb::handle is_copy,
                 nb::handle keys, nb::handle leaf_of_key, int threads, const std::string& isa) {
-    const Tensor of_q(q, "q"), of_queries(queries, "queries");
+    Arguments tensors;
+    const Tensor &of_q = tensors.input(q, "q"), &of_queries = tensors.output(queries, "queries");
     smyrf::TreeParams params;
     params.execution = execution(of_q, threads);
-    read_sizes(params, of_q, Tensor(k, "k"));
-    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
+    read_sizes(params, of_q, tensors.input(k, "k"));
+    params.key_mask = read_mask(tensors, key_mask, params.batch, params.n_keys);
     params.rank = rank;
     const int64_t n_rows = params.batch * params.heads;
     params.n_leaves = of_queries.expect(Dtype::int32, {n_rows, ANY, ANY}).size(1);
@@ -189,13 +215,20 @@ void build_tree(nb::handle q, nb::handle k, nb::handle key_mask, int64_t rank, n
     const int64_t leaf_size = (params.n_queries + params.n_leaves - 1) / params.n_leaves;
     of_queries.expect(Dtype::int32, {n_rows, params.n_leaves, leaf_size});
     params.queries = static_cast<int32_t*>(of_queries.contiguous());
-    const Tensor of_copies(is_copy, "is_copy"), of_keys(keys, "keys"), of_leaves(leaf_of_key, "leaf_of_key");
-    params.is_copy =
-        static_cast<bool*>(of_copies.expect(Dtype::boolean, {n_rows, params.n_leaves, leaf_size}).contiguous());
-    params.keys = static_cast<int32_t*>(of_keys.expect(Dtype::int32, {n_rows, params.n_keys}).contiguous());
-    params.leaf_of_key = static_cast<int32_t*>(of_leaves.expect(Dtype::int32, {n_rows, params.n_keys}).contiguous());
+    const auto indices = [&](nb::handle x, const char* name) {
+        return static_cast<int32_t*>(
+            tensors.output(x, name).expect(Dtype::int32, {n_rows, params.n_keys}).contiguous());
+    };
+    params.is_copy = static_cast<bool*>(
+        tensors.output(is_copy, "is_copy").expect(Dtype::boolean, {n_rows, params.n_leaves, leaf_size}).contiguous());
+    params.keys = indices(keys, "keys"), params.leaf_of_key = indices(leaf_of_key, "leaf_of_key");
+    tensors.check_outputs();
     const nb::gil_scoped_release released;
     smyrf::find(isa).build_tree(params);
+}
+
+smyrf::Span<smyrf::LevelSizes> span(const std::vector<smyrf::LevelSizes>& levels) {
+    return {levels.data(), static_cast<int64_t>(levels.size())};
 }
 
 // Sizes of levels, as (clusters, near keys, far keys).
@@ -205,11 +238,8 @@ std::vector<smyrf::LevelSizes> read_levels(const std::vector<std::vector<int64_t
         if (level.size() != 3) throw nb::value_error("a level must have three sizes");
         read.push_back({level[0], level[1], level[2]});
     }
+    smyrf::check_sizes(span(read));
     return read;
-}
-
-smyrf::Span<smyrf::LevelSizes> span(const std::vector<smyrf::LevelSizes>& levels) {
-    return {levels.data(), static_cast<int64_t>(levels.size())};
 }
 
 // Numbers of a row in tensors of all levels.
@@ -224,9 +254,9 @@ struct LevelTotals {
     }
 };
 
-smyrf::Part read_part(nb::handle x, const char* name, Dtype dtype, std::initializer_list<int64_t> shape) {
+smyrf::Part read_part(const Tensor& x, Dtype dtype, std::initializer_list<int64_t> shape) {
     smyrf::Part read;
-    read.address = Tensor(x, name).expect(dtype, shape).contiguous_rows(read.row_stride);
+    read.address = x.expect(dtype, shape).contiguous_rows(read.row_stride);
     return read;
 }
 
@@ -235,15 +265,17 @@ void select_and_fold(nb::handle q, nb::handle k, nb::handle v, nb::handle key_ma
                      const std::vector<std::vector<int64_t>>& levels, nb::handle near, nb::handle far_keys,
                      nb::handle far_values, nb::handle far_bias, nb::handle centroids, nb::handle kept, int threads,
                      const std::string& isa) {
-    const Tensor of_q(q, "q"), of_v(v, "v"), of_queries(queries, "queries");
+    Arguments tensors;
+    const Tensor &of_q = tensors.input(q, "q"), &of_v = tensors.input(v, "v");
+    const Tensor& of_queries = tensors.input(queries, "queries");
     const Dtype dtype = of_q.dtype();
     const std::vector<smyrf::LevelSizes> sizes = read_levels(levels);
     smyrf::SelectParams params;
     params.execution = execution(of_q, threads);
-    read_sizes(params, of_q, Tensor(k, "k"));
+    read_sizes(params, of_q, tensors.input(k, "k"));
     of_v.expect(dtype, {params.batch, params.kv_heads, params.n_keys, ANY});
     params.value_width = of_v.size(3), params.v = of_v.rows();
-    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
+    params.key_mask = read_mask(tensors, key_mask, params.batch, params.n_keys);
     params.scale = scale;
     const int64_t n_rows = params.batch * params.heads;
     const auto indices = [&](const Tensor& x, std::initializer_list<int64_t> shape) {
@@ -251,17 +283,21 @@ void select_and_fold(nb::handle q, nb::handle k, nb::handle v, nb::handle key_ma
     };
     params.queries = indices(of_queries, {n_rows, ANY, ANY});
     params.n_leaves = of_queries.size(1), params.leaf_size = of_queries.size(2);
-    params.order = indices(Tensor(order, "order"), {n_rows, params.n_keys});
-    params.leaf_of_key = indices(Tensor(leaf_of_key, "leaf_of_key"), {n_rows, params.n_keys});
+    params.order = indices(tensors.input(order, "order"), {n_rows, params.n_keys});
+    params.leaf_of_key = indices(tensors.input(leaf_of_key, "leaf_of_key"), {n_rows, params.n_keys});
     params.levels = span(sizes);
     check(params);
     const LevelTotals totals(params.levels);
-    params.near = indices(Tensor(near, "near"), {n_rows, params.n_leaves, params.levels.back().n_near});
-    params.far_keys = read_part(far_keys, "far_keys", dtype, {n_rows, totals.n_far, params.width});
-    params.far_values = read_part(far_values, "far_values", dtype, {n_rows, totals.n_far, params.value_width});
-    params.far_bias = read_part(far_bias, "far_bias", dtype, {n_rows, totals.n_far});
-    params.centroids = read_part(centroids, "centroids", dtype, {n_rows, totals.n_clusters, params.width});
-    params.kept = read_part(kept, "kept", Dtype::int32, {n_rows, totals.n_near});
+    params.near = indices(tensors.output(near, "near"), {n_rows, params.n_leaves, params.levels.back().n_near});
+    const auto table = [&](nb::handle x, const char* name, Dtype of, std::initializer_list<int64_t> shape) {
+        return read_part(tensors.output(x, name), of, shape);
+    };
+    params.far_keys = table(far_keys, "far_keys", dtype, {n_rows, totals.n_far, params.width});
+    params.far_values = table(far_values, "far_values", dtype, {n_rows, totals.n_far, params.value_width});
+    params.far_bias = table(far_bias, "far_bias", dtype, {n_rows, totals.n_far});
+    params.centroids = table(centroids, "centroids", dtype, {n_rows, totals.n_clusters, params.width});
+    params.kept = table(kept, "kept", Dtype::int32, {n_rows, totals.n_near});
+    tensors.check_outputs();
     const nb::gil_scoped_release released;
     smyrf::find(isa).select_and_fold(params);
 }
@@ -271,7 +307,9 @@ void select_and_fold_backward(nb::handle k, nb::handle v, nb::handle key_mask, n
                               nb::handle far_values, nb::handle far_bias, nb::handle centroids, nb::handle kept,
                               nb::handle d_far_keys, nb::handle d_far_values, nb::handle d_far_bias, nb::handle dk,
                               nb::handle dv, int threads, const std::string& isa) {
-    const Tensor of_k(k, "k"), of_v(v, "v"), of_order(order, "order");
+    Arguments tensors;
+    const Tensor &of_k = tensors.input(k, "k"), &of_v = tensors.input(v, "v");
+    const Tensor& of_order = tensors.input(order, "order");
     const Dtype dtype = of_k.dtype();
     const std::vector<smyrf::LevelSizes> sizes = read_levels(levels);
     smyrf::SelectGradients params;
@@ -282,7 +320,7 @@ void select_and_fold_backward(nb::handle k, nb::handle v, nb::handle key_mask, n
     of_v.expect(dtype, {params.batch, params.kv_heads, params.n_keys, ANY});
     params.value_width = of_v.size(3);
     params.k = of_k.rows(), params.v = of_v.rows();
-    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
+    params.key_mask = read_mask(tensors, key_mask, params.batch, params.n_keys);
     const int64_t n_rows = of_order.expect(Dtype::int32, {ANY, params.n_keys}).size(0);
     if (params.batch == 0 ? n_rows != 0 : n_rows % params.batch != 0)
         throw nb::value_error(
@@ -292,32 +330,34 @@ void select_and_fold_backward(nb::handle k, nb::handle v, nb::handle key_mask, n
     params.levels = span(sizes);
     const LevelTotals totals(params.levels);
     const auto keys = [&](nb::handle x, const char* name) {
-        return read_part(x, name, dtype, {n_rows, totals.n_far, params.width});
+        return read_part(tensors.input(x, name), dtype, {n_rows, totals.n_far, params.width});
     };
     const auto values = [&](nb::handle x, const char* name) {
-        return read_part(x, name, dtype, {n_rows, totals.n_far, params.value_width});
+        return read_part(tensors.input(x, name), dtype, {n_rows, totals.n_far, params.value_width});
     };
     const auto biases = [&](nb::handle x, const char* name) {
-        return read_part(x, name, dtype, {n_rows, totals.n_far});
+        return read_part(tensors.input(x, name), dtype, {n_rows, totals.n_far});
     };
     params.far_keys = keys(far_keys, "far_keys"), params.d_far_keys = keys(d_far_keys, "d_far_keys");
     params.far_values = values(far_values, "far_values");
     params.d_far_values = values(d_far_values, "d_far_values");
     params.far_bias = biases(far_bias, "far_bias"), params.d_far_bias = biases(d_far_bias, "d_far_bias");
-    params.centroids = read_part(centroids, "centroids", dtype, {n_rows, totals.n_clusters, params.width});
-    params.kept = read_part(kept, "kept", Dtype::int32, {n_rows, totals.n_near});
+    params.centroids =
+        read_part(tensors.input(centroids, "centroids"), dtype, {n_rows, totals.n_clusters, params.width});
+    params.kept = read_part(tensors.input(kept, "kept"), Dtype::int32, {n_rows, totals.n_near});
     const auto gradient = [&](nb::handle x, const char* name, int64_t n) {
-        return Tensor(x, name).expect(dtype, {params.batch, params.kv_heads, params.n_keys, n}).contiguous();
+        return tensors.output(x, name).expect(dtype, {params.batch, params.kv_heads, params.n_keys, n}).contiguous();
     };
     params.dk = gradient(dk, "dk", params.width), params.dv = gradient(dv, "dv", params.value_width);
     check(params);
+    tensors.check_outputs();
     const nb::gil_scoped_release released;
     smyrf::find(isa).select_and_fold_backward(params);
 }
 
 // A call of Tangent attention, with the tensors that forward writes and backward reads.
-smyrf::TangentParams read_tangent(const Tensor& q, const Tensor& k, const Tensor& v, nb::handle key_mask, double scale,
-                                  double dropout_p, int64_t seed, int64_t rank,
+smyrf::TangentParams read_tangent(Arguments& tensors, bool backward, const Tensor& q, const Tensor& k, const Tensor& v,
+                                  nb::handle key_mask, double scale, double dropout_p, int64_t seed, int64_t rank,
                                   const std::vector<smyrf::LevelSizes>& sizes, nb::handle queries, nb::handle order,
                                   nb::handle near, nb::handle far_keys, nb::handle far_values, nb::handle far_bias,
                                   nb::handle centroids, nb::handle kept, int threads) {
@@ -327,7 +367,7 @@ smyrf::TangentParams read_tangent(const Tensor& q, const Tensor& k, const Tensor
     read_sizes(params, q, k);
     v.expect(dtype, {params.batch, params.kv_heads, params.n_keys, ANY});
     params.value_width = v.size(3), params.v = v.rows();
-    params.key_mask = read_mask(key_mask, params.batch, params.n_keys);
+    params.key_mask = read_mask(tensors, key_mask, params.batch, params.n_keys);
     params.scale = scale, params.dropout_p = dropout_p, params.seed = seed, params.rank = rank;
     params.levels = span(sizes);
     check(params);
@@ -336,7 +376,7 @@ smyrf::TangentParams read_tangent(const Tensor& q, const Tensor& k, const Tensor
     const int64_t n_rows = params.batch * params.heads;
     const int64_t leaf_size = (params.n_queries + last.n_clusters - 1) / last.n_clusters;
     const auto table = [&](nb::handle x, const char* name, Dtype of, std::initializer_list<int64_t> shape) {
-        return Tensor(x, name).expect(of, shape).contiguous();
+        return (backward ? tensors.input(x, name) : tensors.output(x, name)).expect(of, shape).contiguous();
     };
     const auto indices = [&](nb::handle x, const char* name, std::initializer_list<int64_t> shape) {
         return static_cast<int32_t*>(table(x, name, Dtype::int32, shape));
@@ -352,24 +392,20 @@ smyrf::TangentParams read_tangent(const Tensor& q, const Tensor& k, const Tensor
     return params;
 }
 
-smyrf::AttendOutput read_output(nb::handle out, nb::handle lse, Dtype dtype, const smyrf::TangentParams& params) {
-    const Tensor of_out(out, "out"), of_lse(lse, "lse");
-    of_out.expect(dtype, {params.batch, params.heads, params.n_queries, params.value_width});
-    of_lse.expect(dtype, {params.batch, params.heads, params.n_queries});
-    return {of_out.contiguous(), of_lse.contiguous()};
-}
-
 void tangent_forward(nb::handle q, nb::handle k, nb::handle v, nb::handle key_mask, double scale, double dropout_p,
                      int64_t seed, int64_t rank, const std::vector<std::vector<int64_t>>& levels, nb::handle queries,
                      nb::handle order, nb::handle near, nb::handle far_keys, nb::handle far_values, nb::handle far_bias,
                      nb::handle centroids, nb::handle kept, nb::handle out, nb::handle lse, int threads,
                      const std::string& isa) {
-    const Tensor of_q(q, "q");
+    Arguments tensors;
+    const Tensor& of_q = tensors.input(q, "q");
     const std::vector<smyrf::LevelSizes> sizes = read_levels(levels);
     const smyrf::TangentParams params =
-        read_tangent(of_q, Tensor(k, "k"), Tensor(v, "v"), key_mask, scale, dropout_p, seed, rank, sizes, queries,
-                     order, near, far_keys, far_values, far_bias, centroids, kept, threads);
-    const smyrf::AttendOutput output = read_output(out, lse, of_q.dtype(), params);
+        read_tangent(tensors, false, of_q, tensors.input(k, "k"), tensors.input(v, "v"), key_mask, scale, dropout_p,
+                     seed, rank, sizes, queries, order, near, far_keys, far_values, far_bias, centroids, kept, threads);
+    const smyrf::AttendOutput output =
+        read_output(tensors.output(out, "out"), tensors.output(lse, "lse"), of_q.dtype(), params);
+    tensors.check_outputs();
     const nb::gil_scoped_release released;
     smyrf::find(isa).tangent_forward(params, output);
 }
@@ -380,22 +416,14 @@ void tangent_backward(nb::handle q, nb::handle k, nb::handle v, nb::handle key_m
                       nb::handle far_bias, nb::handle centroids, nb::handle kept, nb::handle out, nb::handle lse,
                       nb::handle grad, nb::handle dq, nb::handle dk, nb::handle dv, int threads,
                       const std::string& isa) {
-    const Tensor of_q(q, "q"), of_grad(grad, "grad");
-    const Dtype dtype = of_q.dtype();
+    Arguments tensors;
+    const Tensor& of_q = tensors.input(q, "q");
     const std::vector<smyrf::LevelSizes> sizes = read_levels(levels);
     const smyrf::TangentParams params =
-        read_tangent(of_q, Tensor(k, "k"), Tensor(v, "v"), key_mask, scale, dropout_p, seed, rank, sizes, queries,
-                     order, near, far_keys, far_values, far_bias, centroids, kept, threads);
-    const smyrf::AttendOutput output = read_output(out, lse, dtype, params);
-    const auto shaped = [&](nb::handle x, const char* name, int64_t heads, int64_t length, int64_t width) {
-        return Tensor(x, name).expect(dtype, {params.batch, heads, length, width}).contiguous();
-    };
-    smyrf::AttendGradients gradients;
-    gradients.grad = of_grad.expect(dtype, {params.batch, params.heads, params.n_queries, params.value_width}).rows();
-    gradients.out = output.out, gradients.lse = output.lse;
-    gradients.dq = shaped(dq, "dq", params.heads, params.n_queries, params.width);
-    gradients.dk = shaped(dk, "dk", params.kv_heads, params.n_keys, params.width);
-    gradients.dv = shaped(dv, "dv", params.kv_heads, params.n_keys, params.value_width);
+        read_tangent(tensors, true, of_q, tensors.input(k, "k"), tensors.input(v, "v"), key_mask, scale, dropout_p,
+                     seed, rank, sizes, queries, order, near, far_keys, far_values, far_bias, centroids, kept, threads);
+    const smyrf::AttendGradients gradients = read_gradients(tensors, of_q.dtype(), params, out, lse, grad, dq, dk, dv);
+    tensors.check_outputs();
     const nb::gil_scoped_release released;
     check_saved(params);
     smyrf::find(isa).tangent_backward(params, gradients);

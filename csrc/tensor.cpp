@@ -1,17 +1,20 @@
 #include "tensor.h"
 
+#include <algorithm>
 #include <stdexcept>
+#include <vector>
 
 namespace nb = nanobind;
 
 namespace smyrf {
 namespace {
 
-// Names and objects of PyTorch, looked up once and never freed.
+// Objects of PyTorch, looked up once and never freed. Methods are those of its classes: an instance attribute of the
+// same name must not replace them.
 struct Torch {
     PyObject *tensor, *parameter, *strided, *dtypes[5];
-    PyObject *shape, *stride, *dtype, *layout, *is_cpu, *is_neg, *data_ptr, *storage, *nbytes, *offset, *element_size;
-    PyObject* as_subclass;
+    PyObject *shape, *dtype, *layout, *is_cpu;                                                      // names
+    PyObject *stride, *is_neg, *data_ptr, *storage, *nbytes, *offset, *element_size, *as_subclass;  // methods
 
     Torch() {
         const nb::module_ torch = nb::module_::import_("torch");
@@ -20,13 +23,14 @@ struct Torch {
         strided = keep(torch.attr("strided"));
         const char* names[] = {"float32", "float64", "int32", "int16", "bool"};  // in the order of `Dtype`
         for (int i = 0; i < 5; ++i) dtypes[i] = keep(torch.attr(names[i]));
-        shape = PyUnicode_InternFromString("shape"), stride = PyUnicode_InternFromString("stride");
-        dtype = PyUnicode_InternFromString("dtype"), layout = PyUnicode_InternFromString("layout");
-        is_cpu = PyUnicode_InternFromString("is_cpu"), is_neg = PyUnicode_InternFromString("is_neg");
-        data_ptr = PyUnicode_InternFromString("data_ptr"), storage = PyUnicode_InternFromString("untyped_storage");
-        nbytes = PyUnicode_InternFromString("nbytes"), offset = PyUnicode_InternFromString("storage_offset");
-        element_size = PyUnicode_InternFromString("element_size");
-        as_subclass = PyUnicode_InternFromString("as_subclass");
+        shape = PyUnicode_InternFromString("shape"), dtype = PyUnicode_InternFromString("dtype");
+        layout = PyUnicode_InternFromString("layout"), is_cpu = PyUnicode_InternFromString("is_cpu");
+        const nb::object base = torch.attr("_C").attr("TensorBase");
+        stride = keep(base.attr("stride")), is_neg = keep(base.attr("is_neg"));
+        data_ptr = keep(base.attr("data_ptr")), storage = keep(base.attr("untyped_storage"));
+        offset = keep(base.attr("storage_offset")), element_size = keep(base.attr("element_size"));
+        as_subclass = keep(base.attr("as_subclass"));
+        nbytes = keep(torch.attr("UntypedStorage").attr("nbytes"));
     }
 };
 
@@ -40,7 +44,7 @@ nb::object checked(PyObject* object) {
     return nb::steal(object);
 }
 nb::object get(nb::handle object, PyObject* name) { return checked(PyObject_GetAttr(object.ptr(), name)); }
-nb::object call(nb::handle object, PyObject* name) { return checked(PyObject_CallMethodNoArgs(object.ptr(), name)); }
+nb::object call(nb::handle object, PyObject* method) { return checked(PyObject_CallOneArg(method, object.ptr())); }
 int64_t integer(nb::handle object) {
     const int64_t value = PyLong_AsLongLong(object.ptr());
     if (value == -1 && PyErr_Occurred()) nb::raise_python_error();
@@ -72,7 +76,7 @@ Tensor::Tensor(nb::handle object, const char* name) : owner_(nb::borrow(object))
     if (!is_plain()) {  // methods of a subclass can return anything
         if (PyObject_IsInstance(owner_.ptr(), names.tensor) != 1)
             throw nb::type_error((std::string(name) + " must be a tensor, not " + text(owner_.type())).c_str());
-        owner_ = checked(PyObject_CallMethodOneArg(owner_.ptr(), names.as_subclass, names.tensor));
+        owner_ = checked(PyObject_CallFunctionObjArgs(names.as_subclass, owner_.ptr(), names.tensor, nullptr));
         if (!is_plain()) throw nb::type_error((std::string(name) + " must be a plain tensor").c_str());
     }
     if (get(owner_, names.layout).ptr() != names.strided || get(owner_, names.is_cpu).ptr() != Py_True ||
@@ -86,17 +90,19 @@ Tensor::Tensor(nb::handle object, const char* name) : owner_(nb::borrow(object))
     if (n_axes > MOST_AXES)
         throw nb::type_error((std::string(name) + " has " + std::to_string(n_axes) + " axes").c_str());
     n_axes_ = static_cast<int>(n_axes);
-    int64_t last = 0;
     bool is_empty = false;
     for (int i = 0; i < n_axes_; ++i) {
         sizes_[i] = integer(PyTuple_GetItem(shape.ptr(), i)), strides_[i] = integer(PyTuple_GetItem(strides.ptr(), i));
         is_empty |= sizes_[i] == 0;
-        last += (sizes_[i] - 1) * strides_[i];
     }
     if (is_empty) return;
+    int64_t last = 0;
+    for (int i = 0; i < n_axes_; ++i) last += (sizes_[i] - 1) * strides_[i];
+    const int64_t element_size = integer(call(owner_, names.element_size));
     const int64_t end = integer(call(owner_, names.offset)) + last + 1;
-    if (end * integer(call(owner_, names.element_size)) > integer(call(call(owner_, names.storage), names.nbytes)))
+    if (end * element_size > integer(call(call(owner_, names.storage), names.nbytes)))
         refuse("has a storage that is too small for its shape");
+    n_bytes_ = (last + 1) * element_size;
     address_ = reinterpret_cast<void*>(integer(call(owner_, names.data_ptr)));
     if (address_ == nullptr) refuse("has no data");
 }
@@ -144,5 +150,23 @@ void* Tensor::contiguous_rows(int64_t& row_stride) const {
 }
 
 void Tensor::refuse(const std::string& why) const { throw std::invalid_argument(std::string(name_) + " " + why); }
+
+void Arguments::check_outputs() const {
+    std::vector<const Argument*> by_address;
+    for (const Argument& one : all_)
+        if (one.tensor.begin() != nullptr) by_address.push_back(&one);
+    std::sort(by_address.begin(), by_address.end(),
+              [](const Argument* a, const Argument* b) { return a->tensor.begin() < b->tensor.begin(); });
+    const Tensor *farthest = nullptr, *farthest_output = nullptr;  // of those before, the ones that end last
+    for (const Argument* one : by_address) {
+        const Tensor& tensor = one->tensor;
+        const Tensor* before = one->is_output ? farthest : farthest_output;
+        if (before != nullptr && tensor.begin() < before->end())
+            throw std::invalid_argument(std::string(tensor.name()) + " shares memory with " + before->name());
+        if (farthest == nullptr || tensor.end() > farthest->end()) farthest = &tensor;
+        if (one->is_output && (farthest_output == nullptr || tensor.end() > farthest_output->end()))
+            farthest_output = &tensor;
+    }
+}
 
 }  // namespace smyrf

@@ -49,6 +49,16 @@ def test_a_rewritten_file_keeps_its_mode(tmp_path, umask, own):
     assert (tmp_path / "a.txt").read_text() == "2"
 
 
+def test_a_read_only_file_is_not_replaced(tmp_path, monkeypatch):
+    """As root every file can be written, so the system's answer is replaced here."""
+    (tmp_path / "a.txt").write_text("1")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match="read-only"):
+        write_text(tmp_path / "a.txt", "2")
+    assert names(tmp_path) == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "1"
+
+
 @posix
 @pytest.mark.parametrize("target", ["there/b.txt", "there/new.txt", "there/more/new.txt"])
 def test_a_link_stays_and_its_target_is_replaced(tmp_path, target):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -28,7 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
     replaced. Temporary files that killed processes left in the folder are removed first.
 
     Raises:
-        OSError: it cannot be written, or is a folder or a device.
+        OSError: it cannot be written, is read-only, or is a folder or a device.
 
     Example:
         >>> import tempfile
@@ -41,6 +42,8 @@ def replacing(path: Path) -> Iterator[Path]:
     path = Path(os.path.realpath(path))
     if os.path.lexists(path) and not path.is_file():
         raise OSError(f"{path} is not a file that can be replaced")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "it is read-only", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path.parent)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None

@@ -126,6 +126,7 @@ X, INDEX = torch.randn(1, 3, 4, 8), torch.arange(4, dtype=torch.int32).expand(3,
         ({"out": torch.empty(1, 3, 4, 7)}, ValueError, "out has the shape"),
         ({"out": torch.empty(1, 3, 8, 8)[:, :, ::2]}, ValueError, "out must be contiguous"),
         ({"lse": shrunk(torch.empty(1, 3, 4))}, ValueError, "lse has a storage that is too small"),
+        ({"out": X}, ValueError, "shares memory with"),
         ({"dropout_p": 1.5}, ValueError, "dropout_p must be in"),
         ({"lists": []}, ValueError, "there is no list of groups"),
         (
@@ -173,6 +174,66 @@ def test_a_tensor_of_a_subclass_is_read_as_a_tensor():
     found = arguments(X, INDEX, q=X.as_subclass(Named), k=torch.nn.Parameter(X))
     extension.native.attend_forward(**found)
     assert torch.equal(found["out"], expected["out"])
+
+
+def test_an_output_that_shares_memory_with_an_index_is_refused():
+    """The kernel would write over indices that were checked."""
+    storage = torch.arange(12, dtype=torch.int32)
+    index, lse = storage.view(3, 1, 4) % 4, None
+    storage.copy_(index.flatten())
+    index, lse = storage.view(3, 1, 4), storage.view(torch.float32).view(1, 3, 4)
+    with pytest.raises(ValueError, match=r"(lse|queries|keys) shares memory with (lse|queries|keys)"):
+        extension.native.attend_forward(**arguments(X, index, lse=lse))
+
+
+@pytest.mark.parametrize("kind", ["attribute", "subclass"])
+def test_a_tensor_cannot_lie_about_its_memory(kind):
+    """Neither by an attribute with the name of a method, nor by a method that returns another tensor."""
+    if kind == "attribute":
+        q = X.clone()
+        q.data_ptr = lambda: 12345
+    else:
+
+        class Lying(torch.Tensor):
+            def as_subclass(self, _):
+                return torch.zeros(1)
+
+        q = X.clone().as_subclass(Lying)
+    expected, found = arguments(X, INDEX), arguments(X, INDEX, q=q)
+    extension.native.attend_forward(**expected)
+    extension.native.attend_forward(**found)
+    assert torch.equal(found["out"], expected["out"])
+
+
+def test_products_of_sizes_that_overflow_are_refused():
+    """Expanded tensors have any size at no cost, and sizes of levels are plain numbers."""
+    q = torch.zeros(1).expand(1, 2**38, 2**24, 1)
+    empty = torch.empty(1, 2**38, 0, 2**24, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"2\^31|2\^40"):
+        extension.native.sort_by_hash(
+            q=q,
+            k=q,
+            key_mask=None,
+            vectors=torch.empty(0, 3),
+            scale=1.0,
+            q_order=empty,
+            k_order=empty,
+            **extension.running(),
+        )
+    none = torch.empty(0)
+    names = ("order", "far_keys", "far_values", "far_bias", "centroids", "kept", "d_far_keys", "d_far_values")
+    with pytest.raises(ValueError, match=r"2\^40"):
+        extension.native.select_and_fold_backward(
+            k=X,
+            v=X,
+            key_mask=None,
+            levels=[(2**31, 2**31, 2**31)] * 4,
+            d_far_bias=none,
+            dk=X,
+            dv=X,
+            **dict.fromkeys(names, none),
+            **extension.running(),
+        )
 
 
 def shared_far_keys(rows, bad_index=None):

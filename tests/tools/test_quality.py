@@ -340,3 +340,11 @@ def test_a_peer_says_what_it_spends():
     peer = load_peers(PEERS)(64, 512, 512)["oracle top-k"]
     assert isinstance(peer, Peer)
     assert peer.key_visits == 64
+
+
+def test_no_file_is_executed_unless_peers_name_it(refused, tmp_path, monkeypatch):
+    """Not even where the repository has its own."""
+    (tmp_path / "benchmarks" / "peers").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "peers" / "__init__.py").write_text("raise AssertionError('executed')")
+    monkeypatch.chdir(tmp_path)
+    refused(["bench", "quality", "--qkv", "none.npz"], "none.npz")

@@ -1,6 +1,7 @@
 """Dense attention stays where it is as fast; times are measured once and kept on disk."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,6 +92,17 @@ def test_the_cache_is_where_users_expect_it(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cache_folder() == tmp_path / "home" / ".cache" / "smyrf"
+
+
+def test_a_user_without_a_home_has_a_temporary_cache(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("SMYRF_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cache_folder().is_dir()
+    assert cache_folder() == cache_folder()
 
 
 def test_real_times_are_positive_and_a_short_call_stays_dense(smooth):

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+import tempfile
 from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -107,11 +108,23 @@ def commit_of(package: Path) -> str | None:
 
 
 def cache_folder() -> Path:
-    """``$SMYRF_CACHE``, or else ``smyrf`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """``$SMYRF_CACHE``, or else ``smyrf`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    For a user without a home it is a folder that lasts as long as the process.
+    """
     if folder := os.environ.get("SMYRF_CACHE"):
         return Path(folder)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "smyrf"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "smyrf"
+    try:
+        return Path.home() / ".cache" / "smyrf"
+    except RuntimeError:
+        return Path(_temporary_folder().name)
+
+
+@lru_cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="smyrf-")
 
 
 def _rich() -> str | None:

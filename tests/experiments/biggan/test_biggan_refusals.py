@@ -1,5 +1,6 @@
 """What is wrong with weights, images, networks and places of BigGAN: one sentence that names it."""
 
+import os
 import struct
 import warnings
 from dataclasses import replace
@@ -390,3 +391,13 @@ def test_what_a_kill_has_left_of_a_checkpoint_is_removed(pictures, tmp_path):
     (tmp_path / "checkpoint-7.tmp").mkdir()
     Run(small(2), pictures, tmp_path).train(done=lambda losses: None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "grids"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+def test_saved_weights_obey_the_umask(tmp_path):
+    old = os.umask(0o022)
+    try:
+        save_network(Generator(CONFIG), tmp_path / "g.safetensors")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "g.safetensors").stat().st_mode & 0o777 == 0o644

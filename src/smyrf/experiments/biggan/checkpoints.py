@@ -225,11 +225,12 @@ def discriminator_config(state: dict[str, Tensor], path: Path) -> Config:
 
 def save_network(network: Generator | Discriminator, path: Path) -> None:
     """Save the weights and the config of a network as safetensors, atomically."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     state = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
     with replacing(path) as temporary:
-        save_file(state, temporary, {"config": json.dumps(network.config.to_dict())})
+        # `save_file` would put another file in the place of this one, without its mode and its lock.
+        temporary.write_bytes(save(state, {"config": json.dumps(network.config.to_dict())}))
 
 
 def _check_axes(kind: type[nn.Module], state: dict[str, Tensor], path: Path, axes: Mapping[str, int]) -> None:

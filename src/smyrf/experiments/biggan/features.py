@@ -44,7 +44,7 @@ def is_torchscript(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             parts = [name.split("/") for name in archive.namelist()]
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):  # the last for an unknown kind of zip file
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):  # zipfile: an unknown compression method
         return False
     return any(len(part) > 1 and part[1] in ("code", "constants.pkl") for part in parts)
 

@@ -23,7 +23,6 @@ from smyrf.tools.cli.validation import (
 )
 
 app = typer.Typer(invoke_without_command=True)
-PEERS = Path("benchmarks/peers")
 
 
 @app.callback()
@@ -109,7 +108,10 @@ def bench(
     need_outputs(json, plot)
 
     pairs = zip(n_hashes or [], cluster_size or [], strict=True)
-    methods: list[Method] = [*(Smyrf(h, c) for h, c in pairs), *(Tangent(u, levels=levels) for u in budget or [])]
+    try:
+        methods: list[Method] = [*(Smyrf(h, c) for h, c in pairs), *(Tangent(u, levels=levels) for u in budget or [])]
+    except ValueError as error:
+        refuse(str(error))
     if preset is None and not length and not methods:
         preset = "quick"
     suite = make_suite(
@@ -141,7 +143,7 @@ def quality(
     ] = None,
     peers: Annotated[
         Path | None,
-        typer.Option(help=f"Python file or folder with other methods, which is executed; {PEERS} if it exists."),
+        typer.Option(help="Python file or folder with other methods, such as benchmarks/peers; it is executed."),
     ] = None,
     gradients: Annotated[bool, typer.Option(help="Also errors of gradients and of the attention map.")] = True,
     time: Annotated[bool, typer.Option(help="Also measure the time.")] = True,
@@ -166,8 +168,6 @@ def quality(
         refuse(f"--qkv {qkv} has its own lengths: leave out --model, --length and --documents")
     need_outputs(json, plot)
     console = Console()
-    if peers is None and PEERS.exists():
-        peers = PEERS
     try:
         peers_of = None if peers is None else load_peers(peers)
     except PeerError as error:

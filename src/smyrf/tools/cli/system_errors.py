@@ -1,4 +1,4 @@
-"""Errors of the system, such as a full disk: one sentence instead of a traceback."""
+"""Errors of the system, such as a full disk or too little memory: one sentence instead of a traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smyrf.tools.cli.validation import refuse
 
 
 class Commands(typer.core.TyperGroup):
-    """A group whose commands end with one sentence if the system refuses to read or write a file."""
+    """A group whose commands end with one sentence if the system refuses a file or memory."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -21,3 +21,7 @@ class Commands(typer.core.TyperGroup):
                 raise
             where = "" if error.filename is None else f"{error.filename}: "
             refuse(f"{where}{error.strerror}")
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # what PyTorch says
+                raise
+            refuse("there is not enough memory for these sizes")

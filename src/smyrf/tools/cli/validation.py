@@ -76,8 +76,11 @@ def need_writable(option: str, path: Path | None) -> None:
     try:
         if path.is_dir() or not path.name:
             refuse(f"--{option} {path} is a folder, not a file")
-        if os.path.lexists(os.path.realpath(path)) and not path.is_file():
+        found = path.exists() or os.path.lexists(os.path.realpath(path))  # a pipe; a link to itself
+        if found and not path.is_file():
             refuse(f"--{option} {path} is not a file that can be replaced")
+        if found and not os.access(path, os.W_OK):
+            refuse(f"--{option} {path} cannot be written: it is read-only")
         folder = Path(os.path.realpath(path)).parent  # a link stays, and its target is replaced
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
