@@ -51,13 +51,14 @@ def attack(name: str, options: argparse.Namespace, console: Console) -> dict[str
     part = load_part(name)
     n_cases = options.cases if options.cases is not None or options.minutes is not None else PARTS[name]
     total = None if n_cases is None else sum(1 for _ in part.cases(options.seed, n_cases))
-    begin, counts, failures = time.monotonic(), Counter(), []
+    begin, counts, tally, failures = time.monotonic(), Counter(), Counter(), []
     said = begin
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=total)
         for case, verdict in pool.run(part, part.cases(options.seed, n_cases), options.minutes):
             counts[case["kind"]] += verdict.count
+            tally.update(verdict.tally)
             bar.advance(task)
             if not console.is_terminal and time.monotonic() > said + 60:  # where no bar is shown
                 said = time.monotonic()
@@ -70,6 +71,7 @@ def attack(name: str, options: argparse.Namespace, console: Console) -> dict[str
         "cases": sum(counts.values()),
         "seconds": round(time.monotonic() - begin, 1),
         "by_kind": dict(sorted(counts.items())),
+        "comparisons": dict(sorted(tally.items())),
         "failures": failures,
     }
 

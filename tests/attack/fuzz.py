@@ -2,7 +2,7 @@
 
 A case is drawn from its seed. Exact methods are compared with the oracle; of the others the promises are checked that
 hold for any approximation: outputs are convex combinations of visible values, hidden keys and later keys have no
-effect, batch entries are independent, a seed repeats a result, backends agree, gradients are those of the function.
+effect, batch entries are independent, a seed repeats a result, backends agree, gradients are derivatives.
 
 Shapes: batch, heads, N queries, M keys, D width, E value width.
 """
@@ -10,8 +10,8 @@ Shapes: batch, heads, N queries, M keys, D width, E value width.
 from __future__ import annotations
 
 import itertools
-import math
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smyrf.backends import backends
-from tests.attack import oracle
+from tests.attack import agreement, gradients, oracle
 from tests.attack.drawn_calls import BAD, Drawn, draw_call, draw_kind
+from tests.attack.rounding import compare, eps, gap, score_error, sum_error
 from tests.attack.verdict import Case, Verdict
 
 PROCESSES, SECONDS = 2, 120.0
@@ -40,6 +40,7 @@ def check(case: Case) -> Verdict:
     draw_kind(draw)
     drawn = draw_call(draw, case["kind"])
     failures: list[str] = []
+    tally: Counter[str] = Counter()
     finite = all(bool(x.isfinite().all()) for x in (drawn.q, drawn.k, drawn.v))
     with torch.no_grad():
         out = drawn.run()
@@ -48,29 +49,13 @@ def check(case: Case) -> Verdict:
         failures.append(f"output {tuple(out.shape)} {out.dtype}, not {expected} {drawn.v.dtype}")
     else:
         with torch.no_grad():
-            failures += (_check_finite if finite else _check_not_finite)(draw, drawn, out)
+            failures += (_check_finite if finite else _check_not_finite)(draw, drawn, out, tally)
         if finite and drawn.options["dropout_p"] == 0.0 and draw.random() < 0.35:
-            failures += _check_gradients(draw, drawn)
-    return Verdict(tuple(f"{one} [{drawn.says}]" for one in failures))
+            failures += gradients.check(draw, drawn, tally)
+    return Verdict(tuple(f"{one} [{drawn.says}]" for one in failures), tally=dict(tally))
 
 
-def _eps(drawn: Drawn) -> float:
-    return torch.finfo(drawn.v.dtype).eps
-
-
-def _score_error(drawn: Drawn) -> float:
-    """Bound of the rounding error of a score; half precision is widened."""
-    eps = torch.finfo(torch.promote_types(drawn.q.dtype, torch.float32)).eps
-    q, k = (float(x.double().norm(dim=-1).max()) for x in (drawn.q, drawn.k))
-    return 4 * eps * math.sqrt(drawn.q.shape[-1]) * abs(drawn.scale) * q * k
-
-
-def _sum_error(drawn: Drawn) -> float:
-    """Bound of the relative rounding error of a sum over all keys, whose terms may all be rounded the same way."""
-    return drawn.k.shape[2] * torch.finfo(torch.promote_types(drawn.v.dtype, torch.float32)).eps
-
-
-def _check_finite(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
+def _check_finite(draw: random.Random, drawn: Drawn, out: Tensor, tally: Counter[str]) -> list[str]:
     seen, v = drawn.seen, drawn.v.double()
     none_seen = ~seen.any(-1)[..., None]  # (batch or 1, 1, N, 1)
     dropout = drawn.options["dropout_p"]
@@ -84,14 +69,15 @@ def _check_finite(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
     failures = []
     if dropout == 0.0:
         low, high = oracle.bounds(v, seen, drawn.q.shape[1], drawn.is_causal)
-        slack = (64 * _eps(drawn) + _sum_error(drawn) + 1e-6 * (drawn.v.dtype != torch.float64)) * largest
+        slack = (64 * eps(drawn) + sum_error(drawn) + 1e-6 * (drawn.v.dtype != torch.float64)) * largest
         excess = torch.maximum(low - out, out - high).amax()
         if float(excess) > slack:
             failures.append(f"an output is {float(excess):.3g} outside of the visible values (tolerance {slack:.3g})")
         if drawn.is_exact:
             failures += _check_exact(drawn, out)
-    for one in draw.sample((_same_seed, _hidden, _later, _alone, _other_backends), 2 if v.numel() > 50_000 else 3):
-        failures += one(draw, drawn, out)
+    some = (_same_seed, _hidden, _later, _alone, agreement.check_outputs)
+    for one in draw.sample(some, 2 if v.numel() > 50_000 else 3):
+        failures += one(draw, drawn, out, tally)
     return failures
 
 
@@ -105,12 +91,12 @@ def _check_exact(drawn: Drawn, out: Tensor) -> list[str]:
     plain = F.scaled_dot_product_attention(q, k, v, seen, scale=drawn.scale, enable_gqa=gqa)
     error = float((plain.double() - expected)[shown].nan_to_num(1e300).abs().max()) if bool(shown.any()) else 0.0
     largest = float(v.double().abs().max())
-    allowed = 2 * error + largest * min(2.0, 8 * _eps(drawn) + _sum_error(drawn) + 2 * _score_error(drawn))
+    allowed = 2 * error + largest * min(2.0, 8 * eps(drawn) + sum_error(drawn) + 2 * score_error(drawn))
     found = float((out.double() - expected).abs().max())
     return [f"an exact method has the error {found:.3g}, allowed is {allowed:.3g}"] if found > allowed else []
 
 
-def _same_seed(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
+def _same_seed(draw: random.Random, drawn: Drawn, out: Tensor, tally: Counter[str]) -> list[str]:
     return [] if torch.equal(drawn.run(), out) else ["the same seed gives another result"]
 
 
@@ -128,16 +114,16 @@ def _poison(draw: random.Random, drawn: Drawn, where: Tensor) -> tuple[Drawn, Dr
     return clean, dirty, what
 
 
-def _hidden(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
+def _hidden(draw: random.Random, drawn: Drawn, out: Tensor, tally: Counter[str]) -> list[str]:
     """Masked keys and values have no effect, whatever they hold."""
     if drawn.mask is None:
         return []
     clean, dirty, what = _poison(draw, drawn, ~drawn.mask[:, None, :, None])
     before, now = clean.run(), dirty.run()
-    return [] if torch.equal(now, before) else [f"masked keys and values have an effect ({what}): {_gap(now, before)}"]
+    return [] if torch.equal(now, before) else [f"masked keys and values have an effect ({what}): {gap(now, before)}"]
 
 
-def _later(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
+def _later(draw: random.Random, drawn: Drawn, out: Tensor, tally: Counter[str]) -> list[str]:
     """Keys and values after a position reach no output up to it."""
     m = drawn.k.shape[2]
     if not drawn.is_causal or m < 2:
@@ -145,61 +131,23 @@ def _later(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
     at = draw.randrange(m - 1)
     clean, dirty, what = _poison(draw, drawn, (torch.arange(m) > at)[None, None, :, None])
     before, now = clean.run()[:, :, : at + 1], dirty.run()[:, :, : at + 1]
-    return [] if torch.equal(now, before) else [f"keys after {at} reach earlier outputs ({what}): {_gap(now, before)}"]
+    return [] if torch.equal(now, before) else [f"keys after {at} reach earlier outputs ({what}): {gap(now, before)}"]
 
 
-def _alone(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
-    """One batch entry run alone gives the same, to rounding; where a tie decides which key is chosen, either may be."""
+def _alone(draw: random.Random, drawn: Drawn, out: Tensor, tally: Counter[str]) -> list[str]:
+    """One batch entry run alone gives the same, to rounding."""
     if len(drawn.q) == 1 or drawn.options["dropout_p"] > 0.0:
         return []
     row = draw.randrange(len(drawn.q))
     one = slice(row, row + 1)
     mask = None if drawn.mask is None else drawn.mask[one]
     alone = drawn.run(q=drawn.q[one], k=drawn.k[one], v=drawn.v[one], key_mask=mask)
-    share = 0.0 if drawn.is_exact or drawn.q.dtype == torch.float64 else 0.1
-    return _compare(drawn, alone, out[one], f"batch entry {row} alone differs", share)
+    tally["batch entries compared"] += 1
+    one_drawn = replace(drawn, q=drawn.q[one], k=drawn.k[one], v=drawn.v[one])
+    return compare(one_drawn, alone, out[one], f"batch entry {row} alone differs", tally)
 
 
-def _compare(drawn: Drawn, ours: Tensor, theirs: Tensor, says: str, share: float) -> list[str]:
-    """Equal up to rounding of scores, but for a share of the rows, in which rounding decides which keys are chosen."""
-    largest = float(drawn.v.double().abs().max())
-    allowed = largest * min(2.0, 16 * _eps(drawn) + 2 * _sum_error(drawn) + 4 * _score_error(drawn))
-    off = ((ours.double() - theirs.double()).abs() > allowed).any(-1)  # (batch, heads, N)
-    if float(off.double().mean()) <= share or _has_ties(drawn):
-        return []
-    return [f"{says}: {int(off.sum())} of {off.numel()} rows, {_gap(ours, theirs)}, allowed {allowed:.3g}"]
-
-
-def _has_ties(drawn: Drawn) -> bool:
-    """Whether rounding decides about the order of keys or queries: some are equal, or differ by rounding only."""
-    if drawn.is_exact:
-        return False
-    return _score_error(drawn) > 1e-6 or any(
-        bool((x[:, :, 1:] == x[:, :, :1]).all(-1).any()) or float(x.abs().max()) == 0.0 for x in (drawn.q, drawn.k)
-    )
-
-
-def _other_backends(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
-    """All backends give the same for Smyrf in float64; the reference also sorts in float64, the others in float32."""
-    if not (drawn.is_smyrf or drawn.is_exact) or drawn.q.dtype != torch.float64 or drawn.q.shape[2] > 800:
-        return []
-    if drawn.options["dropout_p"] > 0.0:
-        return []
-    one, other = draw.sample([name for name, says in backends().items() if "not available" not in says], 2)
-    share = 0.0 if drawn.is_exact else 0.3 if "reference" in (one, other) else 0.02
-    if share == 0.3 and _equal_in_float32(drawn):
-        return []
-    return _compare(drawn, drawn.run(backend=one), drawn.run(backend=other), f"{one} and {other} differ", share)
-
-
-def _equal_in_float32(drawn: Drawn) -> bool:
-    """Whether float32 cannot tell hashes apart: they are inner products of vectors lifted to the largest norm."""
-    q = float(drawn.q.norm(dim=-1).max()) * abs(drawn.scale)
-    k = float(drawn.k.norm(dim=-1).max())
-    return min(q, k) < 1e-3 * max(q, k)
-
-
-def _check_not_finite(draw: random.Random, drawn: Drawn, out: Tensor) -> list[str]:
+def _check_not_finite(draw: random.Random, drawn: Drawn, out: Tensor, tally: Counter[str]) -> list[str]:
     """NaN and infinity reach only outputs that can see them; the others are those of a call without them."""
     if drawn.options["dropout_p"] > 0.0:
         return []
@@ -215,7 +163,7 @@ def _check_not_finite(draw: random.Random, drawn: Drawn, out: Tensor) -> list[st
     apart = ~touched & ~bad_query.any(-1, keepdim=True)
     failures = []
     if not torch.equal(out[apart], clean[apart]):
-        failures.append(f"what is not finite changes outputs that cannot see it: {_gap(out[apart], clean[apart])}")
+        failures.append(f"what is not finite changes outputs that cannot see it: {gap(out[apart], clean[apart])}")
     others = ~touched & ~bad_query
     if not bool(out[others].isfinite().all()):
         n_bad = int((~out[others].isfinite()).any(-1).sum())
@@ -232,95 +180,3 @@ def _check_not_finite(draw: random.Random, drawn: Drawn, out: Tensor) -> list[st
                 failures.append(f"{int(hides.sum())} outputs hide what is not finite in a value that they see")
                 break
     return failures
-
-
-def _check_gradients(draw: random.Random, drawn: Drawn) -> list[str]:
-    leaves = [x.detach().clone().requires_grad_() for x in (drawn.q, drawn.k, drawn.v)]
-    out = drawn.run(q=leaves[0], k=leaves[1], v=leaves[2])
-    generator = torch.Generator().manual_seed(draw.getrandbits(40))
-    weight = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
-    grads = torch.autograd.grad(out, leaves, weight, allow_unused=True)
-    grads = [torch.zeros_like(x) if grad is None else grad for grad, x in zip(grads, leaves, strict=True)]
-    largest = [float(x.detach().double().abs().max()) for x in leaves]
-    # Gradients are at most scale · |k| · |v|; float16 ends at 65,504.
-    size = abs(drawn.scale) * max(largest[:2]) * largest[2] * out.shape[2] * drawn.q.shape[-1]
-    limit = torch.finfo(drawn.v.dtype).max
-    # Weights are computed again in backward, from scores and log-sum-exps: e to the power of their rounding.
-    if size < 0.1 * limit and _score_error(drawn) < 0.1:
-        for name, grad in zip("qkv", grads, strict=True):
-            if not bool(grad.isfinite().all()):
-                return [f"the gradient of {name} has {int((~grad.isfinite()).sum())} values that are not finite"]
-    else:
-        return []
-    failures = []
-    seen = drawn.seen
-    # Adding a number to all values adds it to all outputs that see any.
-    shown = torch.where(seen.any(-1)[..., None], weight.double(), 0).sum(2)  # (batch, heads, E)
-    shown = shown.unflatten(1, (drawn.k.shape[1], -1)).sum(2)  # (batch, kv_heads, E)
-    gap = float((grads[2].double().sum(2) - shown).abs().max())
-    # Weights are computed again from the log-sum-exp, which rounds as scores do.
-    total = float(weight.double().abs().sum(2).max()) * (weight.shape[1] // drawn.k.shape[1])
-    bound = total * min(1.0, 40 * _eps(drawn) + 2 * _score_error(drawn)) + 1e-9
-    if gap > bound:
-        failures.append(f"the gradients of v sum to another number: {gap:.3g} > {bound:.3g}")
-    if drawn.is_exact and drawn.q.shape[2] * drawn.k.shape[2] < 200_000:
-        failures += _check_exact_gradients(drawn, grads, weight)
-    elif drawn.is_smyrf and drawn.q.dtype == torch.float64 and not _has_ties(drawn) and drawn.q.shape[2] < 120:
-        failures += _check_derivative(drawn, grads, weight, generator)
-    return failures
-
-
-def _check_exact_gradients(drawn: Drawn, grads: list[Tensor], weight: Tensor) -> list[str]:
-    def gradients(dtype: torch.dtype) -> tuple[Tensor, ...]:
-        leaves = [x.detach().to(dtype).requires_grad_() for x in (drawn.q, drawn.k, drawn.v)]
-        return torch.autograd.grad(oracle.attend(*leaves, drawn.seen, drawn.scale), leaves, weight.to(dtype))
-
-    exact, plain = gradients(torch.float64), gradients(torch.promote_types(drawn.q.dtype, torch.float32))
-    q, k, v, grad = (float(x.double().norm(dim=-1).max()) for x in (drawn.q, drawn.k, drawn.v, weight))
-    n_terms = drawn.q.shape[2] * (drawn.q.shape[1] // drawn.k.shape[1])
-    natural = {
-        "q": abs(drawn.scale) * k * v * grad,
-        "k": n_terms * abs(drawn.scale) * q * v * grad,
-        "v": n_terms * grad,
-    }
-    failures = []
-    for name, ours, wanted, other in zip("qkv", grads, exact, plain, strict=True):
-        error = float((other.double() - wanted).abs().nan_to_num(torch.inf).max())
-        allowed = 3 * error + natural[name] * min(2.0, 8 * _eps(drawn) + 2 * _score_error(drawn))
-        found = float((ours.double() - wanted).abs().max())
-        if found > allowed:
-            failures.append(f"the gradient of {name} of an exact method has the error {found:.3g} > {allowed:.3g}")
-    return failures
-
-
-def _check_derivative(drawn: Drawn, grads: list[Tensor], weight: Tensor, generator: torch.Generator) -> list[str]:
-    """Along a random direction; a step that moves a query into another cluster is tried again along others.
-
-    With hashes that are equal to rounding every step does: the output jumps, by as much for the smallest step.
-    """
-    said, jumps = "", []
-    for step in (1e-6, 1e-7, 1e-8, 1e-8, 1e-9):
-        directions = [
-            torch.randn(x.shape, generator=generator, dtype=x.dtype) * x.abs().mean()
-            for x in (drawn.q, drawn.k, drawn.v)
-        ]
-        wanted = sum(float((grad * one).sum()) for grad, one in zip(grads, directions, strict=True))
-        moved = []
-        for sign in (1, -1):
-            q, k, v = (x + sign * step * one for x, one in zip((drawn.q, drawn.k, drawn.v), directions, strict=True))
-            moved.append(float((drawn.run(q=q, k=k, v=v).detach() * weight).sum()))
-        found = (moved[0] - moved[1]) / (2 * step)
-        size = sum(float((grad.abs() * one.abs()).sum()) for grad, one in zip(grads, directions, strict=True))
-        noise = 1e-15 * (float((drawn.v.abs().max() * weight.abs()).sum()) + 1) / step
-        if abs(found - wanted) <= 1e-3 * size + 10 * noise + 1e-9:
-            return []
-        jumps.append(abs(moved[0] - moved[1]))
-        said = f"the derivative along a direction is {found:.6g}, by the gradients {wanted:.6g}"
-    return [] if jumps[-1] > 0.01 * jumps[0] else [said]
-
-
-def _gap(one: Tensor, other: Tensor) -> str:
-    if one.numel() == 0:
-        return "nothing"
-    gap = (one.double() - other.double()).abs()
-    return f"{int((one != other).any(-1).sum())} rows differ, by up to {float(gap.nan_to_num(torch.inf).max()):.3g}"

@@ -98,7 +98,7 @@ class _Worker:
         if line:
             answer = json.loads(line)
             failures = (*answer["failures"], *self._reports(begin))
-            return Verdict(failures, answer["count"])
+            return Verdict(failures, answer["count"], answer["tally"])
         if not ready:
             self.stop()
             return Verdict((f"no answer within {seconds:.0f} seconds",))

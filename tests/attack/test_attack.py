@@ -1,12 +1,18 @@
 """A small part of each attack; ``make attack`` runs the whole."""
 
+import dataclasses
+import itertools
 import json
 import random
+from collections import Counter
+from functools import cache
 
 import pytest
 import torch
 
-from tests.attack import crashing, damages, drawn_calls, files, fuzz, kills, misuse, oracle, page, pool
+from smyrf.backends import registry
+from smyrf.grouping import stages
+from tests.attack import agreement, crashing, damages, drawn_calls, files, fuzz, kills, misuse, oracle, page, pool
 from tests.attack.verdict import Verdict
 
 # Damages that take seconds, and readers that take little: no model is loaded.
@@ -40,6 +46,72 @@ def test_the_checks_of_fuzzing_see_a_wrong_result(monkeypatch):
     for attention in wrong.values():
         monkeypatch.setattr(drawn_calls.smyrf, "attention", attention)
         assert sum(bool(fuzz.check(case).failures) for case in cases) >= 4
+
+
+def _tampered(backend):
+    """Wrong backends: one stage of `backend` is changed a little."""
+
+    def unsorted(*args):
+        return tuple(x.roll(1, -1) for x in backend.sort_by_hash(*args))
+
+    def other_tree(*args):
+        tree = backend.build_tree(*args)
+        return tree._replace(queries=tree.queries.roll(1, 1))
+
+    def without_gradient(call, tree, levels):
+        return stages.Selection(*(x.detach() for x in backend.select_and_fold(call, tree, levels)))
+
+    def with_other_gradient(call, tree, levels):
+        found = backend.select_and_fold(call, tree, levels)
+        return found._replace(far_bias=found.far_bias.detach() + 1.01 * (found.far_bias - found.far_bias.detach()))
+
+    def louder(*args):
+        out, lse = backend.attend(*args)
+        return 1.0001 * out, lse
+
+    return {
+        "sort_by_hash": unsorted,
+        "build_tree": other_tree,
+        "select_and_fold": without_gradient,
+        "select_and_fold in its bias": with_other_gradient,
+        "attend": louder,
+    }
+
+
+@cache
+def _approximated(kind, n_cases):
+    """Seeds of short calls in float64 for which a method is not exact."""
+
+    def fits(seed):
+        drawn = drawn_calls.draw_call(random.Random(seed), kind)
+        n, m = drawn.q.shape[2], drawn.k.shape[2]
+        return (
+            drawn.q.dtype == torch.float64
+            and n * m < 20_000
+            and drawn.options["dropout_p"] == 0.0
+            and all(bool(x.isfinite().all()) for x in (drawn.q, drawn.k, drawn.v))
+            and not drawn.options["method"].plan(n, m, drawn.is_causal).is_exact
+        )
+
+    return list(itertools.islice(filter(fits, itertools.count()), n_cases))
+
+
+@pytest.mark.parametrize("name", list(_tampered(None)))
+def test_the_checks_of_fuzzing_see_a_wrong_backend(name, monkeypatch):
+    right = registry.BACKENDS["torch"]
+    wrong = dataclasses.replace(right, **{name.split()[0]: _tampered(right)[name]})
+    monkeypatch.setitem(registry.BACKENDS, "torch", wrong)
+    monkeypatch.setattr(agreement, "BACKENDS", {"reference": registry.BACKENDS["reference"], "torch": wrong})
+    kind = "smyrf" if name == "sort_by_hash" else "tangent"
+    n_seen = 0
+    for seed in _approximated(kind, 10):
+        draw = random.Random(seed)
+        drawn = drawn_calls.draw_call(draw, kind)
+        weight = torch.randn(*drawn.q.shape[:3], drawn.v.shape[-1], dtype=torch.float64)
+        with torch.no_grad():
+            failures = agreement.check_outputs(draw, drawn, weight, Counter())
+        n_seen += bool(failures + agreement.check_gradients(draw, drawn, weight, Counter()))
+    assert n_seen >= 3  # some trees have a single leaf, some levels no far keys with weight
 
 
 def test_the_oracle_is_softmax_attention():

@@ -43,11 +43,11 @@ def main() -> None:
     for line in sys.stdin:
         try:
             verdict = part.check(json.loads(line))
-            answer = {"failures": list(verdict.failures), "count": verdict.count}
+            answer = {"failures": list(verdict.failures), "count": verdict.count, "tally": verdict.tally}
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}"
-            answer = {"failures": [said[:600]], "count": 1}
+            answer = {"failures": [said[:600]], "count": 1, "tally": {}}
         print(json.dumps(answer), file=answers, flush=True)
 
 
