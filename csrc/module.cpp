@@ -197,7 +197,9 @@ void sort_by_hash(nb::handle q, nb::handle k, nb::handle key_mask, nb::handle ve
     tensors.check_outputs();
     const nb::gil_scoped_release released;
     check(params);
-    smyrf::find(isa).sort_by_hash(params);
+    const smyrf::Kernels& kernels = smyrf::find(isa);
+    if (params.q_order == nullptr && params.k_order == nullptr) return;  // any number of rows without elements
+    kernels.sort_by_hash(params);
 }
 
 void build_tree(nb::handle q, nb::handle k, nb::handle key_mask, int64_t rank, nb::handle queries, nb::handle is_copy,

@@ -133,6 +133,19 @@ bool Tensor::is_contiguous_from(int axis) const {
     return true;
 }
 
+bool Tensor::overlaps_itself() const {
+    int axes[MOST_AXES], n_long = 0;
+    for (int i = 0; i < n_axes_ && address_ != nullptr; ++i)
+        if (sizes_[i] > 1) axes[n_long++] = i;
+    std::sort(axes, axes + n_long, [&](int a, int b) { return strides_[a] < strides_[b]; });
+    int64_t last = 0;  // the largest offset along the axes before
+    for (int i = 0; i < n_long; ++i) {
+        if (strides_[axes[i]] <= last) return true;
+        last += (sizes_[axes[i]] - 1) * strides_[axes[i]];
+    }
+    return false;
+}
+
 void* Tensor::contiguous() const {
     if (address_ != nullptr && !is_contiguous_from(0)) refuse("must be contiguous");
     return address_;
@@ -160,6 +173,8 @@ void Arguments::check_outputs() const {
     const Tensor *farthest = nullptr, *farthest_output = nullptr;  // of those before, the ones that end last
     for (const Argument* one : by_address) {
         const Tensor& tensor = one->tensor;
+        if (one->is_output && tensor.overlaps_itself())
+            throw std::invalid_argument(std::string(tensor.name()) + " must not repeat its elements");
         const Tensor* before = one->is_output ? farthest : farthest_output;
         if (before != nullptr && tensor.begin() < before->end())
             throw std::invalid_argument(std::string(tensor.name()) + " shares memory with " + before->name());

@@ -28,6 +28,8 @@ class Tensor {
     // The bytes between its first and its last element; none for an empty tensor.
     const char* begin() const { return static_cast<const char*>(address_); }
     const char* end() const { return begin() + n_bytes_; }
+    // Whether two indices can mean the same element.
+    bool overlaps_itself() const;
     bool is_floating_point() const { return dtype_ == Dtype::float32 || dtype_ == Dtype::float64; }
 
     // Throws unless it has this dtype and shape.
@@ -60,7 +62,8 @@ class Arguments {
     const Tensor& input(nanobind::handle object, const char* name) { return add(object, name, false); }
     const Tensor& output(nanobind::handle object, const char* name) { return add(object, name, true); }
 
-    // Throws if an output shares memory with another tensor: a kernel would overwrite what was checked.
+    // Throws if an output shares memory with another tensor or with itself: a kernel would overwrite what was checked,
+    // or two threads would write the same element.
     void check_outputs() const;
 
    private:

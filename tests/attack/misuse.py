@@ -12,6 +12,7 @@ import os
 import random
 import resource
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ import torch
 from torch import Tensor
 
 from smyrf import Smyrf, Tangent
+from smyrf.backends.native import extension
 from smyrf.backends.registry import BACKENDS, attend
 from smyrf.call import Call
 from smyrf.grouping.group import group
 from smyrf.grouping.groups import FarKeys, Groups
 from smyrf.grouping.stages import Tree
 from smyrf.methods import Level
+from tests.attack import extension_misuse
+from tests.attack.extension_shapes import SHAPES
 from tests.attack.native_calls import recorded_native_calls
 from tests.attack.recorded_calls import Recorded, leaves_of, rebuild, recorded_operator_calls, with_leaf
 from tests.attack.verdict import Case, Verdict
@@ -38,7 +42,7 @@ UNCLEAR = (StopIteration, SystemError, GeneratorExit)
 # Changes that leave the meaning as it was.
 NEUTRAL = ("strided", "negated view")
 # Sizes for which the loops of the reference, in Python, would run for years.
-HUGE = ("= 2147483648", "= 1099511627776", "= 9223372036854775807", "= 18446744073709551616")
+HUGE = tuple(f"= {number}" for number in (2**31, 2**40, 2**62, 2**63 - 1, 2**64))
 TOGETHER = (("k", "v"), ("q", "k"), ("q", "v"), ("q", "k", "v"), ("queries", "keys"), ("far_keys", "far_values"))
 
 
@@ -50,26 +54,31 @@ def prepare(folder: Path) -> None:
 
 def cases(seed: int, n_cases: int | None) -> Iterator[Case]:
     """All changes of all arguments of all targets; `n_cases` of them, drawn with the seed."""
-    found = [
+    found: list[Case] = [
         {"kind": target, "arguments": list(names), "change": change}
         for target, arguments in targets().items()
         for names, change in _changes(arguments)
-        if ("storage" not in change or _is_native(target)) and not ("reference" in target and change in HUGE)
+        if ("storage" not in change or "native" in target) and not ("reference" in target and change in HUGE)
     ]
+    for target, arguments in targets().items():
+        if target.startswith("_native.") and extension_misuse.function_of(target) in SHAPES:
+            found += extension_misuse.cases(target, arguments[""])
     if n_cases is not None and n_cases < len(found):
         found = random.Random(seed).sample(found, n_cases)
     yield from found
 
 
-def _is_native(target: str) -> bool:
-    """Whether a target runs in the extension: PyTorch's own operators crash on a storage that is too small."""
-    return "native" in target and not target.startswith("build_tree")
-
-
 def check(case: Case) -> Verdict:
     """Call a target with changed arguments."""
-    target = targets()[case["kind"]]
-    arguments = target.copy()
+    arguments = targets()[case["kind"]].copy()
+    failures = extension_misuse.check(case, arguments[""]) if extension_misuse.owns(case) else _check(case, arguments)
+    if not _equal(_canary(), _first_canary()):
+        failures.append("a valid call afterwards gives another result")
+    what = f"{case['kind']} with {', '.join(case['arguments']) or case['sizes']} {case['change']}"
+    return Verdict(tuple(f"{what}: {one}" for one in failures))
+
+
+def _check(case: Case, arguments: dict[str, Any]) -> list[str]:
     before = _result(case["kind"], arguments) if case["change"] in NEUTRAL else None
     for name in case["arguments"]:
         value = _fresh(arguments[name])
@@ -84,10 +93,7 @@ def check(case: Case) -> Verdict:
     else:
         if before is not None and not _equal(before, result):
             failures.append("gives another result for the same numbers")
-    if not _equal(_canary(), _first_canary()):
-        failures.append("a valid call afterwards gives another result")
-    what = f"{case['kind']} with {', '.join(case['arguments'])} {case['change']}"
-    return Verdict(tuple(f"{what}: {one}" for one in failures))
+    return failures
 
 
 # --- targets ----------------------------------------------------------------------------------------------------
@@ -153,6 +159,11 @@ def _all_stages() -> None:
             q, k, v = (x.clone().requires_grad_() for x in call.qkv)
             options = {"key_mask": call.key_mask, "enable_gqa": True, "generator": 1, "dropout_p": 0.1}
             smyrf.attention(q, k, v, method=method, backend=backend, **options).square().sum().backward()
+        for backend in BACKENDS.values():  # the stages of Tangent, where one operator serves the whole call
+            q, k, v = (x.clone().requires_grad_() for x in call.qkv)
+            prepared = backend.prepare(replace(call, q=q, k=k, v=v))
+            backend.attend(prepared, group(prepared, TANGENT, backend))[0].square().sum().backward()
+    extension.instruction_sets()
 
 
 def _result(kind: str, arguments: Mapping[str, Any]) -> Any:
@@ -248,11 +259,14 @@ def _with_number(number: int) -> Callable[[Tensor], Tensor]:
     return change
 
 
-def _resized(share: int) -> Callable[[Tensor], Tensor]:
+def _with_storage(n_bytes: Callable[[int], int], offset: int = 0) -> Callable[[Tensor], Tensor]:
+    """x on a storage of other size, `offset` times its own length after the start."""
+
     def change(x: Tensor) -> Tensor:
-        x = x.clone()
+        size = x.numel()
+        x = torch.cat([x.reshape(-1)] * (1 + offset))[offset * size :].view(x.shape)
         storage = x.untyped_storage()
-        storage.resize_(storage.nbytes() // share if share else 0)
+        storage.resize_(n_bytes(storage.nbytes()))
         return x
 
     return change
@@ -296,8 +310,10 @@ TENSOR_CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "expanded": lambda x: x.flatten()[:1].expand(x.shape) if x.numel() else x,
     "meta": lambda x: x.to("meta"),
     "sparse": lambda x: x.to_sparse(),
-    "without storage": _resized(0),
-    "with half its storage": _resized(2),
+    "without storage": _with_storage(lambda size: 0),
+    "with half its storage": _with_storage(lambda size: size // 2),
+    "with a storage one byte too small": _with_storage(lambda size: max(size - 1, 0)),
+    "after the end of its storage": _with_storage(lambda size: size // 2, offset=1),
     "NaN": _filled(math.nan),
     "infinite": _filled(math.inf),
     "index -2": _with_number(-2),
@@ -307,9 +323,10 @@ TENSOR_CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "index 2**32 + 3": _with_number(2**32 + 3),
     "index -2**63": _with_number(-(2**63)),
 }
+NUMBERS = (0, -1, 1, 7, 2**31, 2**40, 2**62, -(2**62), 2**63 - 1, -(2**63), 2**64)
+NO_NUMBERS = (0.5, math.nan, math.inf, -1e308, None, "x", True, [], ())
 OTHER_CHANGES: dict[str, Callable[[Any], Any]] = {
-    f"= {value!r}": (lambda x, value=value: value)
-    for value in (0, -1, 1, 7, 2**31, 2**40, 2**63 - 1, 2**64, 0.5, math.nan, math.inf, -1e308, None, "x", True, [], ())
+    f"= {value!r}": (lambda x, value=value: value) for value in (*NUMBERS, *NO_NUMBERS)
 }
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.attack.recorded_calls import Recorded
+from tests.attack.recorded_calls import Recorded, leaves_of
 
 
 def recorded_native_calls(program: Callable[[], None]) -> dict[str, Recorded]:
-    """The first call of each function and class of the extension in a program; none without the extension.
+    """The first call of each function and class of the extension in a program, for each set of tensors that it takes.
 
-    Functions that the program never calls are recorded without arguments.
+    There is none without the extension. A function that the program never calls is an error: it would not be attacked.
     """
     native: Any = sys.modules.get("smyrf._native")
     if native is None:
@@ -44,7 +44,9 @@ def recorded_native_calls(program: Callable[[], None]) -> dict[str, Recorded]:
             if isinstance(original, type):
                 made.append((result, call))
                 del made[:-200]
-            found.setdefault(f"_native.{name}", call)
+            tensors = [path for path, value in leaves_of(call).items() if isinstance(value, Tensor)]
+            optional = [part for part in ("multiplicity", "far") if any(part in path.split(".") for path in tensors)]
+            found.setdefault(" ".join([f"_native.{name}", str(len(tensors)), *optional]), call)
             return result
 
         return record
@@ -56,6 +58,7 @@ def recorded_native_calls(program: Callable[[], None]) -> dict[str, Recorded]:
     finally:
         for name, original in originals.items():
             setattr(native, name, original)
-    for name, original in originals.items():
-        found.setdefault(f"_native.{name}", Recorded(original, (), 0))
+    missing = set(originals) - {name.split()[0].removeprefix("_native.") for name in found}
+    if missing:
+        raise RuntimeError(f"no call of {', '.join(sorted(missing))} of the extension was recorded")
     return found

@@ -9,7 +9,7 @@ BEGIN, END = "<!-- counts -->\n", "<!-- /counts -->"
 LAST = Path("benchmarks/results/attack.json")
 TITLES = {
     "fuzz": "calls of `smyrf.attention` against an oracle",
-    "misuse": "misuses of stages, operators and the extension",
+    "misuse": "calls of stages, operators and the extension with changed arguments",
     "files": "damaged and malicious files",
     "kills": "kills",
     "disk": "full disks, read-only folders, umasks, links",

@@ -186,6 +186,32 @@ def test_an_output_that_shares_memory_with_an_index_is_refused():
         extension.native.attend_forward(**arguments(X, index, lse=lse))
 
 
+def test_an_output_that_repeats_its_elements_is_refused():
+    """Two threads would write the same element."""
+    far_keys = torch.zeros(1, 2, 4).expand(2, 2, 4)
+    x, order = torch.zeros(1, 2, 8, 4), torch.arange(8, dtype=torch.int32).expand(2, 8).contiguous()
+    with pytest.raises(ValueError, match="far_keys must not repeat its elements"):
+        extension.native.select_and_fold(
+            q=x,
+            k=x.clone(),
+            v=x.clone(),
+            key_mask=None,
+            queries=order.view(2, 2, 4),
+            order=order.clone(),
+            leaf_of_key=torch.zeros(2, 8, dtype=torch.int32),
+            scale=1.0,
+            levels=[[2, 3, 1]],
+            near=torch.zeros(2, 2, 3, dtype=torch.int32),
+            far_keys=far_keys,
+            far_values=torch.zeros(2, 2, 4),
+            far_bias=torch.zeros(2, 2),
+            centroids=torch.zeros(2, 2, 4),
+            kept=torch.zeros(2, 6, dtype=torch.int32),
+            threads=1,
+            isa=extension.instruction_sets()[0],
+        )
+
+
 @pytest.mark.parametrize("kind", ["attribute", "subclass"])
 def test_a_tensor_cannot_lie_about_its_memory(kind):
     """Neither by an attribute with the name of a method, nor by a method that returns another tensor."""
